@@ -1,0 +1,52 @@
+// Runs the trainer; Ctrl-C and SIGTERM finish the step and save.
+#include "bindings/cli/train_command.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <csignal>
+
+#include "engine/plan/planner.h"
+#include "engine/program/dump.h"
+#include "engine/program/verify.h"
+#include "engine/train/trainer.h"
+
+namespace overspill {
+namespace {
+
+std::atomic<bool> stop_requested{false};
+
+extern "C" void request_stop(int signal) {
+  stop_requested = true;
+  std::signal(signal, SIG_DFL);  // a second one ends the process at once
+}
+
+void dump(const TrainConfig& config) {
+  const RunSetup setup(config);
+  const bool next_forward = setup.layout.options.update == UpdateTiming::next_forward;
+  const Program program = plan_step(
+      setup.layout, {true, true, next_forward, false, setup.layout.options.micro_batches});
+  verify_program(program, setup.layout);
+  fmt::print("{}{}", dump_layout(setup.layout), dump_program(program, setup.layout));
+}
+
+}  // namespace
+
+int run_train(const TrainArguments& arguments) {
+  const TrainConfig config = load_train_config(arguments.config, arguments.overrides);
+  if (arguments.dump_program) {
+    dump(config);
+    return 0;
+  }
+  Trainer trainer(config);
+  std::signal(SIGINT, request_stop);
+  std::signal(SIGTERM, request_stop);
+  const RunReport report = trainer.run(stop_requested);
+  fmt::print("{}", describe_report(report, trainer.setup()));
+  if (!report.interrupted) return 0;
+  fmt::print("to go on       overspill train {} --set resume_from_checkpoint=true\n",
+             arguments.config.string());
+  return 130;
+}
+
+}  // namespace overspill

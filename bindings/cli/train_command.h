@@ -1,0 +1,19 @@
+// `overspill train`: a configuration file, its overrides, and the run.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace overspill {
+
+struct TrainArguments {
+  std::filesystem::path config;
+  std::vector<std::string> overrides;  ///< key=value
+  bool dump_program = false;
+};
+
+/// Returns the process's exit code: 0, or 130 when interrupted. Throws Error.
+int run_train(const TrainArguments& arguments);
+
+}  // namespace overspill

@@ -1,0 +1,65 @@
+// parallel_for on one tbb::task_arena.
+#include "engine/base/parallel.h"
+
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+#include <mutex>
+#include <thread>
+
+#include "engine/base/error.h"
+
+namespace overspill {
+namespace {
+
+std::mutex threads_mutex;
+uint32_t threads = 0;  // 0: not chosen yet
+
+tbb::task_arena& arena() {
+  static tbb::task_arena instance(static_cast<int>(parallel_threads()), 1);
+  return instance;
+}
+
+}  // namespace
+
+void set_parallel_threads(uint32_t count) {
+  const std::lock_guard lock(threads_mutex);
+  CHECK(count > 0);
+  CHECK(threads == 0 || threads == count);
+  threads = count;
+}
+
+uint32_t parallel_threads() {
+  static const uint32_t chosen = [] {
+    const std::lock_guard lock(threads_mutex);
+    if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
+    return threads;
+  }();
+  return chosen;
+}
+
+uint32_t parallel_slot() {
+  const int slot = tbb::this_task_arena::current_thread_index();
+  return slot < 0 ? 0 : static_cast<uint32_t>(slot);
+}
+
+void parallel_for(uint64_t count, const std::function<void(uint64_t)>& task) {
+  if (count == 0) return;
+  if (parallel_threads() == 1) {
+    for (uint64_t i = 0; i < count; ++i) task(i);
+    return;
+  }
+  arena().execute([&] {
+    if (count == 1) return task(0);
+    tbb::parallel_for(uint64_t{0}, count, task, tbb::simple_partitioner());
+  });
+}
+
+void parallel_blocks(uint64_t size, uint64_t block,
+                     const std::function<void(uint64_t, uint64_t)>& task) {
+  parallel_for((size + block - 1) / block,
+               [&](uint64_t i) { task(i * block, std::min(size, (i + 1) * block)); });
+}
+
+}  // namespace overspill

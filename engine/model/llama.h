@@ -1,0 +1,90 @@
+// The Llama family's layers as two pure functions each: forward(weights, x) and
+// backward(weights, x, dy), which recomputes what it needs from x. One compute thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/model/kernels.h"
+#include "engine/model/layers.h"
+
+namespace overspill {
+
+/// One micro-batch's shape.
+struct BatchShape {
+  uint64_t sequences = 1;
+  uint64_t sequence_len = 0;
+  uint64_t tokens() const { return sequences * sequence_len; }
+};
+
+class Llama {
+ public:
+  /// `weight_type`: f32 or bf16, as all layers' flattened parameters are stored.
+  Llama(const ModelShape& model, DType weight_type, const BatchShape& batch,
+        const Kernels& kernels);
+
+  /// Scratch that the calls below need, in bytes, a multiple of 4096. Fixed for the run.
+  uint64_t scratch_bytes() const { return scratch_bytes_; }
+  /// Gives the scratch memory (64-byte aligned) and fills the rotary tables in it.
+  void set_scratch(std::byte* memory);
+
+  /// y = embedding of tokens; y: [tokens, hidden].
+  void embed(const void* weights, const int32_t* tokens, float* y) const;
+  /// Sums into the embedding's gradient; `first` zeroes it before.
+  void embed_backward(const int32_t* tokens, const float* dy, float* sums, bool first) const;
+
+  /// One block: x -> y, both [tokens, hidden].
+  void block(uint32_t layer, const void* weights, const float* x, float* y) const;
+  /// dy becomes dx; weight gradients add up in `sums` (float32, the layer's flattened layout, padding
+  /// zeroed when `first`).
+  void block_backward(uint32_t layer, const void* weights, const float* x, float* dy, float* sums,
+                      bool first) const;
+
+  struct Head {
+    const void* weights;    ///< final norm [, output projection]
+    const void* embedding;  ///< the output projection when tied, else null
+    float* sums;            ///< null for evaluation
+    float* embedding_sums;  ///< when tied
+    bool first;             ///< sums (and embedding_sums) start from zero
+  };
+  /// Mean negative log-likelihood summed over the micro-batch's tokens (not divided). With sums, dx
+  /// receives scale * gradient. Works on a few tokens at a time: never tokens x vocabulary.
+  double loss(const Head& head, const float* x, const int32_t* targets, float scale,
+              float* dx) const;
+
+  /// Sum of squares of a layer's gradient sums, tensor by tensor in fp64.
+  double gradient_square_sum(uint32_t layer, const float* sums) const;
+  const Kernels& kernels() const { return kernels_; }
+  const ModelShape& model() const { return model_; }
+
+  /// Test hook: final-norm hidden states to logits, [tokens, vocabulary].
+  void logits(const Head& head, const float* x, float* out) const;
+
+ private:
+  struct Block;  ///< recomputed activations of a block, in scratch
+  WeightView view(const void* weights, const LayerTensor& tensor) const;
+  void attention_forward(const LayerShape& shape, const void* weights, const float* x,
+                         Block& b) const;
+  void mlp_forward(const LayerShape& shape, const void* weights, Block& b) const;
+  void mlp_backward(const LayerShape& shape, const void* weights, float* dy, float* sums,
+                    bool first, Block& b) const;
+  void attention_backward(const LayerShape& shape, const void* weights, const float* x, float* dy,
+                          float* sums, bool first, Block& b) const;
+  Block carve(bool backward) const;
+  void zero_padding(const LayerShape& shape, float* sums) const;
+  LinearShape linear_shape(const LayerTensor& tensor) const;
+  WeightView output_projection(const Head& head) const;
+  uint64_t loss_rows() const;
+
+  ModelShape model_;
+  DType type_;
+  BatchShape batch_;
+  const Kernels& kernels_;
+  uint64_t table_bytes_ = 0;
+  uint64_t scratch_bytes_ = 0;
+  float* table_ = nullptr;
+  KernelScratch thread_scratch_;
+  std::byte* buffers_ = nullptr;
+};
+
+}  // namespace overspill

@@ -1,0 +1,225 @@
+// Builds a Layout from the chosen homes: chunks, pages, slots, arena offsets.
+#include "engine/plan/layout.h"
+
+#include <algorithm>
+
+#include "engine/base/error.h"
+#include "engine/base/units.h"
+#include "engine/plan/placement.h"
+
+namespace overspill {
+namespace {
+
+constexpr uint64_t kDefaultChunkParameters = uint64_t{4} << 20;
+
+uint64_t choose_chunk_parameters(const ModelShape& model, const PlanOptions& options) {
+  if (options.chunk_parameters) {
+    if (*options.chunk_parameters == 0 || *options.chunk_parameters % kParameterAlignment != 0) {
+      fail(ErrorCode::invalid_config,
+           "offload.chunk_parameters: {} is not a positive multiple of {}; try {}",
+           *options.chunk_parameters, kParameterAlignment,
+           round_up(std::max<uint64_t>(*options.chunk_parameters, 1), kParameterAlignment));
+    }
+    return *options.chunk_parameters;
+  }
+  uint64_t largest = 0;
+  for (const LayerShape& layer : model.layers) largest = std::max(largest, layer.padded);
+  uint64_t chunk = std::min(kDefaultChunkParameters, largest);
+  // Small host budgets get small slots: a few of each must leave half of the budget for homes.
+  const uint64_t per_parameter = 4 * options.weight_bytes() + 2 * options.optimizer_bytes();
+  while (chunk > kParameterAlignment && chunk * per_parameter > options.host_memory / 2) {
+    chunk = round_up(chunk / 2, kParameterAlignment);
+  }
+  return chunk;
+}
+
+class LayoutBuilder {
+ public:
+  LayoutBuilder(const PlacementProblem& problem, const Homes& homes, const SlotPlan& slots)
+      : problem_(problem), homes_(homes), plan_(slots) {
+    layout_.options = problem.options;
+    layout_.model = problem.model;
+    layout_.prefetch_depth = problem.prefetch_depth;
+    layout_.chunk_parameters = problem.chunk_parameters;
+  }
+
+  Layout build() {
+    cut_chunks();
+    add_parameter_pages();
+    add_activation_pages();
+    add_working_slots();
+    CHECK(layout_.device_bytes == plan_.device_bytes);
+    CHECK(layout_.host_bytes == plan_.host_bytes);
+    CHECK(layout_.nvme_bytes == plan_.nvme_bytes);
+    return std::move(layout_);
+  }
+
+ private:
+  SlotId add_slot(Tier memory, uint64_t bytes, const char* role) {
+    uint64_t& end = memory == Tier::device ? layout_.device_bytes : layout_.host_bytes;
+    layout_.slots.push_back({memory, end, bytes, role});
+    end += bytes;
+    return {static_cast<uint32_t>(layout_.slots.size()) - 1};
+  }
+
+  PageId add_page(Page page) {
+    layout_.pages.push_back(page);
+    return {static_cast<uint32_t>(layout_.pages.size()) - 1};
+  }
+
+  void cut_chunks() {
+    for (uint32_t l = 0; l < layout_.model.layers.size(); ++l) {
+      layout_.first_chunk.push_back(static_cast<uint32_t>(layout_.chunks.size()));
+      const uint64_t padded = layout_.model.layers[l].padded;
+      for (uint64_t begin = 0; begin < padded; begin += problem_.chunk_parameters) {
+        layout_.chunks.push_back({l, begin, std::min(problem_.chunk_parameters, padded - begin)});
+      }
+    }
+    layout_.first_chunk.push_back(static_cast<uint32_t>(layout_.chunks.size()));
+  }
+
+  /// One page per chunk; memory homes are one slot per layer, so that its chunks are contiguous.
+  PageId add_chunk_pages(PageKind kind, uint32_t layer, Tier home, uint64_t parameter_bytes) {
+    const uint64_t padded = layout_.model.layers[layer].padded;
+    const SlotId slot =
+        home == Tier::nvme ? SlotId{} : add_slot(home, padded * parameter_bytes, role(kind));
+    PageId first;
+    for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
+      const Chunk& chunk = layout_.chunk(layer, c);
+      const PageId id = add_page({kind, layer, c, home, chunk.parameters * parameter_bytes, slot,
+                                  chunk.begin * parameter_bytes});
+      if (c == 0) first = id;
+    }
+    return first;
+  }
+
+  static const char* role(PageKind kind) {
+    switch (kind) {
+      case PageKind::weight: return "home_weights";
+      case PageKind::optimizer: return "home_optimizer";
+      case PageKind::gradient: return "home_gradients";
+      default: return "home_activations";
+    }
+  }
+
+  void add_parameter_pages() {
+    const PlanOptions& o = layout_.options;
+    for (uint32_t l = 0; l < layout_.model.layers.size(); ++l) {
+      layout_.first_weight.push_back(
+          add_chunk_pages(PageKind::weight, l, homes_.weights[l], o.weight_bytes()));
+      layout_.first_optimizer.push_back(
+          add_chunk_pages(PageKind::optimizer, l, homes_.optimizer[l], o.optimizer_bytes()));
+      assign_records(l);
+      add_gradient_pages(l);
+      layout_.gradient_sum.push_back(
+          add_page({PageKind::gradient_sum, l, 0, Tier::device,
+                    layout_.model.layers[l].padded * sizeof(float), SlotId{}, 0}));
+    }
+  }
+
+  /// A chunk's weights and optimizer state are contiguous on NVMe: one read and one write.
+  void assign_records(uint32_t layer) {
+    for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
+      assign_nvme(layout_.pages[layout_.weight(layer, c).value]);
+      assign_nvme(layout_.pages[layout_.optimizer(layer, c).value]);
+    }
+  }
+
+  void assign_nvme(Page& page) {
+    if (page.home != Tier::nvme) return;
+    page.home_offset = layout_.nvme_bytes;
+    layout_.nvme_bytes += page.bytes;
+  }
+
+  void add_gradient_pages(uint32_t layer) {
+    const uint32_t bytes = layout_.options.gradient_bytes();
+    if (problem_.stores_gradients()) {
+      layout_.first_gradient.push_back(
+          add_chunk_pages(PageKind::gradient, layer, homes_.gradients[layer], bytes));
+      for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
+        assign_nvme(layout_.pages[layout_.gradient(layer, c).value]);
+      }
+      return;
+    }
+    for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {  // consumed at once: no home slot
+      const PageId id = add_page({PageKind::gradient, layer, c, Tier::host,
+                                  layout_.chunk(layer, c).parameters * bytes, SlotId{}, 0});
+      if (c == 0) layout_.first_gradient.push_back(id);
+    }
+  }
+
+  void add_activation_pages() {
+    const uint64_t bytes = problem_.activation_page_bytes();
+    for (uint32_t l = 0; l < layout_.model.layers.size(); ++l) {
+      const Tier home = homes_.activations[l];
+      const PageKind kind = l == 0 ? PageKind::activation_gradient : PageKind::activation;
+      const SlotId slot =
+          home == Tier::nvme ? SlotId{} : add_slot(home, problem_.activation_bytes(), role(kind));
+      PageId first;
+      for (uint32_t mb = 0; mb < layout_.options.micro_batches; ++mb) {
+        const PageId id = add_page({kind, l, mb, home, bytes, slot, mb * bytes});
+        assign_nvme(layout_.pages[id.value]);
+        if (mb == 0) first = id;
+      }
+      layout_.first_activation.push_back(first);
+      if (l == 0) layout_.first_activation_gradient = first;
+    }
+  }
+
+  void add_working_slots() {
+    const auto add = [&](std::vector<SlotId>& out, uint32_t count, Tier memory, uint64_t bytes,
+                         const char* name) {
+      for (uint32_t i = 0; i < count; ++i) out.push_back(add_slot(memory, bytes, name));
+    };
+    add(layout_.weight_ring, plan_.weight_ring, Tier::device, plan_.ring_bytes, "weights");
+    add(layout_.gradient_ring, plan_.gradient_ring, Tier::device, plan_.gradient_sum_bytes,
+        "gradient_sum");
+    if (plan_.tied_gradient_bytes > 0) {
+      layout_.tied_gradient = add_slot(Tier::device, plan_.tied_gradient_bytes, "gradient_sum");
+    }
+    add(layout_.activation_slots, plan_.activation_slots, Tier::device, plan_.activation_bytes,
+        "activation");
+    add(layout_.device_stages, plan_.device_stages, Tier::device, plan_.stage_bytes, "stage");
+    layout_.scratch = add_slot(Tier::device, layout_.options.compute_scratch_bytes, "scratch");
+    add(layout_.stages, plan_.stages, Tier::host, plan_.stage_bytes, "stage");
+    add(layout_.records, plan_.records, Tier::host, plan_.record_bytes, "record");
+    add(layout_.activation_stages, plan_.activation_stages, Tier::host, plan_.activation_bytes,
+        "activation_stage");
+  }
+
+  const PlacementProblem& problem_;
+  const Homes& homes_;
+  const SlotPlan& plan_;
+  Layout layout_;
+};
+
+}  // namespace
+
+uint64_t Layout::home_bytes(PageKind kind, Tier tier) const {
+  uint64_t bytes = 0;
+  for (const Page& page : pages) {
+    const bool has_home = page.home == Tier::nvme || page.home_slot != SlotId{};
+    if (page.kind == kind && page.home == tier && has_home) bytes += page.bytes;
+  }
+  return bytes;
+}
+
+Layout plan_layout(const ModelShape& model, const PlanOptions& options) {
+  CHECK(options.compute_scratch_bytes % 4096 == 0);
+  const uint64_t chunk = choose_chunk_parameters(model, options);
+  const auto build = [&](uint32_t depth) {
+    const PlacementProblem problem{model, options, depth, chunk};
+    bool generous = true;
+    const Homes homes = choose_homes(problem, generous);
+    return LayoutBuilder(problem, homes, plan_slots(problem, homes, generous)).build();
+  };
+  if (options.prefetch_depth) return build(*options.prefetch_depth);
+  try {
+    return build(1);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::does_not_fit) throw;
+    return build(0);
+  }
+}
+
+}  // namespace overspill

@@ -1,0 +1,110 @@
+// Where everything lives: chunks, pages and their home tiers, slots, and the size of each arena.
+// A Layout is fixed for a run; every Program of the run uses its slots and pages. Pure data.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/model/layers.h"
+#include "engine/program/program.h"
+
+namespace overspill {
+
+enum class Precision : uint8_t { bf16, float32 };
+enum class Placement : uint8_t { automatic, device, host, nvme };
+enum class UpdateTiming : uint8_t { next_forward, in_backward };
+
+/// The planner's inputs beside the model.
+struct PlanOptions {
+  Precision precision = Precision::bf16;
+  uint32_t micro_batches = 1;
+  uint64_t micro_batch_tokens = 0;  ///< micro_batch_size * sequence_len
+  uint64_t sequence_len = 0;
+  uint64_t compute_scratch_bytes = 0;  ///< what the kernels need, in the device arena
+  bool unified = true;                 ///< device and host share memory: no h2d, no d2h
+  uint64_t device_memory = 0;          ///< budgets in bytes
+  uint64_t host_memory = 0;
+  uint64_t nvme_capacity = UINT64_MAX;
+  bool nvme_available = false;
+  Placement weights = Placement::automatic;
+  Placement optimizer = Placement::automatic;
+  Placement gradients = Placement::automatic;
+  Placement activations = Placement::automatic;
+  std::optional<uint32_t> prefetch_depth;  ///< default: 1, or 0 where 1 does not fit
+  std::optional<uint64_t> chunk_parameters;
+  UpdateTiming update = UpdateTiming::next_forward;
+
+  uint32_t weight_bytes() const { return precision == Precision::bf16 ? 2 : 4; }
+  uint32_t gradient_bytes() const { return weight_bytes(); }
+  /// remainder (2, bf16 only) + exp_avg 4 + exp_avg_sq 4.
+  uint32_t optimizer_bytes() const { return precision == Precision::bf16 ? 10 : 8; }
+  /// The prefix that is not moments.
+  uint32_t remainder_bytes() const { return precision == Precision::bf16 ? 2 : 0; }
+};
+
+/// A layer's chunks: [first, first + count) in Layout::chunks.
+struct Chunk {
+  uint32_t layer;
+  uint64_t begin;       ///< first parameter, in the layer
+  uint64_t parameters;  ///< multiple of kParameterAlignment
+};
+
+struct Layout {
+  PlanOptions options;
+  ModelShape model;
+  uint32_t prefetch_depth = 0;
+  uint64_t chunk_parameters = 0;
+  std::vector<Chunk> chunks;
+  std::vector<uint32_t> first_chunk;  ///< per layer, and one past the last
+  std::vector<Page> pages;
+  std::vector<Slot> slots;
+
+  std::vector<PageId> first_weight;  ///< per layer; a layer's chunks follow each other
+  std::vector<PageId> first_optimizer;
+  std::vector<PageId> first_gradient;    ///< empty when updates run in the backward
+  std::vector<PageId> gradient_sum;      ///< per layer
+  std::vector<PageId> first_activation;  ///< per layer > 0: its input, by micro-batch
+  PageId first_activation_gradient;
+
+  std::vector<SlotId> weight_ring;        ///< device: one layer's weights each
+  std::vector<SlotId> gradient_ring;      ///< device: one layer's float32 gradient sums each
+  SlotId tied_gradient;                   ///< device: the embedding's sums, when tied
+  std::vector<SlotId> activation_slots;   ///< device: working copies of activation pages
+  std::vector<SlotId> device_stages;      ///< device: gradient chunks, when updates run there
+  std::vector<SlotId> stages;             ///< host: one chunk's weights or gradient each
+  std::vector<SlotId> records;            ///< host: one chunk's optimizer page each
+  std::vector<SlotId> activation_stages;  ///< host: an activation between device and NVMe
+  SlotId scratch;                         ///< device: kernel scratch
+
+  uint64_t device_bytes = 0;
+  uint64_t host_bytes = 0;
+  uint64_t nvme_bytes = 0;
+
+  uint32_t chunk_count(uint32_t layer) const { return first_chunk[layer + 1] - first_chunk[layer]; }
+  const Chunk& chunk(uint32_t layer, uint32_t index) const {
+    return chunks[first_chunk[layer] + index];
+  }
+  PageId weight(uint32_t layer, uint32_t c) const { return {first_weight[layer].value + c}; }
+  PageId optimizer(uint32_t layer, uint32_t c) const { return {first_optimizer[layer].value + c}; }
+  PageId gradient(uint32_t layer, uint32_t c) const { return {first_gradient[layer].value + c}; }
+  PageId activation(uint32_t layer, uint32_t mb) const {
+    return {first_activation[layer].value + mb};
+  }
+  PageId activation_gradient(uint32_t mb) const { return {first_activation_gradient.value + mb}; }
+  const Page& page(PageId id) const { return pages[id.value]; }
+  const Slot& slot(SlotId id) const { return slots[id.value]; }
+  /// True when kernels on the compute lane can address a page at its home.
+  bool compute_addresses(const Page& page) const {
+    return page.home == Tier::device || (options.unified && page.home == Tier::host);
+  }
+  /// Bytes of pages of a kind whose home is the tier.
+  uint64_t home_bytes(PageKind kind, Tier tier) const;
+};
+
+/// Chooses homes and slots within the budgets. Throws Error(does_not_fit) saying what is short, by
+/// how much, and which setting would make it fit; Error(invalid_config) for impossible placements.
+Layout plan_layout(const ModelShape& model, const PlanOptions& options);
+
+}  // namespace overspill

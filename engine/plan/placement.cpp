@@ -1,0 +1,225 @@
+// Greedy placement: saved traffic per byte of memory, weights first, then gradients and moments,
+// then activations. Totals are computed per layer, so that hundreds of trials cost nothing.
+#include "engine/plan/placement.h"
+
+#include <algorithm>
+#include <array>
+
+#include "engine/base/error.h"
+#include "engine/base/units.h"
+
+namespace overspill {
+namespace {
+
+bool fits(const PlacementProblem& p, const SlotPlan& plan) {
+  return plan.device_bytes <= p.options.device_memory && plan.host_bytes <= p.options.host_memory &&
+         plan.nvme_bytes <= p.options.nvme_capacity;
+}
+
+Tier base_tier(Placement placement, Tier automatic) {
+  switch (placement) {
+    case Placement::automatic: return automatic;
+    case Placement::device: return Tier::device;
+    case Placement::host: return Tier::host;
+    case Placement::nvme: return Tier::nvme;
+  }
+  return automatic;
+}
+
+/// The four kinds as one array, so that loops can treat them alike.
+struct Kind {
+  std::vector<Tier> Homes::*homes;
+  Placement PlanOptions::*placement;
+  const char* key;
+};
+constexpr std::array<Kind, 4> kKinds = {
+    {{&Homes::weights, &PlanOptions::weights, "weights"},
+     {&Homes::gradients, &PlanOptions::gradients, "gradients"},
+     {&Homes::optimizer, &PlanOptions::optimizer, "optimizer"},
+     {&Homes::activations, &PlanOptions::activations, "activations"}}};
+
+Homes uniform_homes(const PlacementProblem& p, const std::array<Tier, 4>& automatic) {
+  Homes homes;
+  for (size_t k = 0; k < kKinds.size(); ++k) {
+    const Tier tier = base_tier(p.options.*kKinds[k].placement, automatic[k]);
+    (homes.*kKinds[k].homes).assign(p.model.layers.size(), tier);
+  }
+  return homes;
+}
+
+/// Promotes auto-placed layers to the tier while everything still fits.
+void promote(const PlacementProblem& p, Homes& homes, Tier tier, bool generous) {
+  for (const Kind& kind : kKinds) {
+    if (p.options.*kind.placement != Placement::automatic) continue;
+    for (Tier& home : homes.*kind.homes) {
+      if (home != Tier::nvme) continue;
+      home = tier;
+      if (!fits(p, plan_slots(p, homes, generous))) home = Tier::nvme;
+    }
+  }
+}
+
+[[noreturn]] void refuse(const PlacementProblem& p, const SlotPlan& least) {
+  const PlanOptions& o = p.options;
+  const auto shortage = [&](const char* key, uint64_t budget, uint64_t need, const char* inside,
+                            const char* other) {
+    fail(ErrorCode::does_not_fit,
+         "offload.{} of {} is {} short: the run needs at least {} there ({}); set offload.{}: "
+         "{}MiB{}",
+         key, format_bytes(budget), format_bytes(need - budget), format_bytes(need), inside, key,
+         ceil_div(need, kMiB), other);
+  };
+  if (least.device_bytes > o.device_memory) {
+    const std::string inside = fmt::format(
+        "{} weight buffers of {}, {} gradient buffers of {}, kernel scratch {}, the rest state "
+        "placed "
+        "on the device",
+        least.weight_ring, format_bytes(least.ring_bytes), least.gradient_ring,
+        format_bytes(least.gradient_sum_bytes), format_bytes(o.compute_scratch_bytes));
+    shortage("device_memory", o.device_memory, least.device_bytes, inside.c_str(),
+             ", or lower micro_batch_size or offload.prefetch_depth");
+  }
+  if (least.host_bytes > o.host_memory) {
+    const std::string inside = fmt::format(
+        "{} chunk slots of {}, {} optimizer slots of {}, the rest state placed in host "
+        "memory",
+        least.stages, format_bytes(least.stage_bytes), least.records,
+        format_bytes(least.record_bytes));
+    const char* other = !o.nvme_available ? ", or give offload.nvme_paths so that state can spill"
+                                          : ", or lower offload.chunk_parameters";
+    shortage("host_memory", o.host_memory, least.host_bytes, inside.c_str(), other);
+  }
+  shortage("nvme_capacity", o.nvme_capacity, least.nvme_bytes, "state placed on NVMe",
+           ", or raise offload.host_memory");
+  std::abort();
+}
+
+}  // namespace
+
+uint64_t PlacementProblem::weight_bytes(uint32_t layer) const {
+  return model.layers[layer].padded * options.weight_bytes();
+}
+uint64_t PlacementProblem::optimizer_bytes(uint32_t layer) const {
+  return model.layers[layer].padded * options.optimizer_bytes();
+}
+uint64_t PlacementProblem::gradient_bytes(uint32_t layer) const {
+  return stores_gradients() ? model.layers[layer].padded * options.gradient_bytes() : 0;
+}
+uint64_t PlacementProblem::activation_page_bytes() const {
+  return round_up(options.micro_batch_tokens * model.config.hidden_size * sizeof(float), 4096);
+}
+uint64_t PlacementProblem::activation_bytes() const {
+  return activation_page_bytes() * options.micro_batches;
+}
+uint32_t PlacementProblem::max_chunks() const {
+  uint64_t largest = 0;
+  for (const LayerShape& layer : model.layers) largest = std::max(largest, layer.padded);
+  return static_cast<uint32_t>(ceil_div(largest, chunk_parameters));
+}
+
+SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous) {
+  const PlanOptions& o = p.options;
+  const bool unified = o.unified;
+  const uint32_t layers = static_cast<uint32_t>(p.model.layers.size());
+  const bool tied = p.model.config.tie_word_embeddings;
+  SlotPlan plan;
+  uint32_t ringed = 0;
+  bool stage = !p.stores_gradients() && (o.precision == Precision::bf16 || !unified);
+  bool record = false, activation_slot = false, activation_stage = false, device_stage = false;
+
+  const auto place = [&](Tier tier, uint64_t bytes) {
+    (tier == Tier::device ? plan.device_bytes
+     : tier == Tier::host ? plan.host_bytes
+                          : plan.nvme_bytes) += bytes;
+  };
+  const auto addressable = [&](Tier tier) {
+    return tier == Tier::device || (unified && tier == Tier::host);
+  };
+  for (uint32_t l = 0; l < layers; ++l) {
+    const Tier w = homes.weights[l], g = homes.gradients[l], opt = homes.optimizer[l];
+    place(w, p.weight_bytes(l));
+    place(opt, p.optimizer_bytes(l));
+    place(g, p.gradient_bytes(l));
+    place(homes.activations[l], p.activation_bytes());
+    plan.gradient_sum_bytes =
+        std::max(plan.gradient_sum_bytes, p.model.layers[l].padded * sizeof(float));
+    const bool updates_on_device = !unified && opt == Tier::device;
+    if (!addressable(w)) {
+      ++ringed;
+      plan.ring_bytes = std::max(plan.ring_bytes, p.weight_bytes(l));
+    }
+    // Checkpoints reach discrete device memory through a host slot.
+    record |= opt == Tier::nvme || (!unified && opt == Tier::device);
+    if (p.stores_gradients()) {
+      stage |= g == Tier::nvme;
+      stage |= !unified && g == Tier::device && !updates_on_device;
+      device_stage |= updates_on_device && g != Tier::device;
+    }
+    stage |= !unified && w != Tier::host;
+    activation_slot |= !addressable(homes.activations[l]);
+    activation_stage |= !unified && homes.activations[l] == Tier::nvme;
+  }
+
+  const uint32_t depth = p.prefetch_depth;
+  const bool tied_extra = tied && !addressable(homes.weights[0]);
+  plan.weight_ring = std::min(ringed, depth + 1 + (tied_extra ? 1u : 0u));
+  plan.gradient_ring = generous && depth > 0 ? 2 : 1;
+  plan.tied_gradient_bytes = tied ? p.model.layers[0].padded * sizeof(float) : 0;
+  plan.activation_bytes = p.activation_page_bytes();
+  if (activation_slot) plan.activation_slots = generous ? o.micro_batches + 2 + depth : 2;
+  plan.stage_bytes = p.chunk_parameters * o.weight_bytes();
+  plan.record_bytes = p.chunk_parameters * o.optimizer_bytes();
+  const auto roomy = [&](bool needed, uint32_t least, uint32_t wanted, uint64_t bytes) -> uint32_t {
+    if (!needed) return 0;
+    if (!generous) return least;
+    const uint64_t room = o.host_memory / 5 / std::max<uint64_t>(bytes, 1);
+    return static_cast<uint32_t>(std::clamp<uint64_t>(room, least, std::max(least, wanted)));
+  };
+  plan.stages = roomy(stage, 2, 3 + (depth + 1) * p.max_chunks(), plan.stage_bytes);
+  plan.records = roomy(record, 1, 3 + depth * p.max_chunks(), plan.record_bytes);
+  plan.activation_stages = roomy(activation_stage, 1, 2 + depth, plan.activation_bytes);
+  if (device_stage) plan.device_stages = 2;
+
+  plan.device_bytes += plan.weight_ring * plan.ring_bytes +
+                       plan.gradient_ring * plan.gradient_sum_bytes + plan.tied_gradient_bytes +
+                       plan.activation_slots * plan.activation_bytes +
+                       plan.device_stages * plan.stage_bytes + o.compute_scratch_bytes;
+  plan.host_bytes += plan.stages * plan.stage_bytes + plan.records * plan.record_bytes +
+                     plan.activation_stages * plan.activation_bytes;
+  return plan;
+}
+
+Homes choose_homes(const PlacementProblem& p, bool& generous) {
+  const PlanOptions& o = p.options;
+  for (const Kind& kind : kKinds) {
+    if (o.*kind.placement == Placement::nvme && !o.nvme_available) {
+      fail(ErrorCode::invalid_config,
+           "offload.{}: nvme needs a drive; set offload.nvme_paths to a directory on one",
+           kind.key);
+    }
+  }
+  constexpr Tier D = Tier::device, H = Tier::host, N = Tier::nvme;
+  // Everything in memory, as near to the compute as possible. Order: weights, gradients, optimizer,
+  // activations.
+  constexpr std::array<std::array<Tier, 4>, 5> kResident = {
+      {{D, D, D, D}, {D, D, H, D}, {D, H, H, D}, {H, H, H, D}, {H, H, H, H}}};
+  for (const bool room : {true, false}) {
+    for (const auto& tiers : kResident) {
+      Homes homes = uniform_homes(p, tiers);
+      generous = room;
+      if (fits(p, plan_slots(p, homes, room))) return homes;
+    }
+  }
+  const Tier fallback = o.nvme_available ? N : H;
+  Homes homes = uniform_homes(p, {fallback, fallback, fallback, fallback});
+  for (const bool room : {true, false}) {
+    generous = room;
+    if (!fits(p, plan_slots(p, homes, room))) continue;
+    promote(p, homes, D, room);
+    promote(p, homes, H, room);
+    return homes;
+  }
+  refuse(p, plan_slots(p, homes, false));
+}
+
+}  // namespace overspill

@@ -1,0 +1,22 @@
+// The planner: a pure function from a layout and the kind of step to its Program. Layer-major:
+// every micro-batch passes a layer before the next layer starts, so that weights move once a pass.
+#pragma once
+
+#include "engine/plan/layout.h"
+#include "engine/program/program.h"
+
+namespace overspill {
+
+/// Plans one step. Kinds without forward or backward apply the pending update only (a flush).
+/// Equal inputs give equal Programs. The order of each op's accesses is part of its meaning:
+///   forward          weights, [input], output
+///   loss             weights, input, gradient of input, sums, [embedding, its sums] when tied
+///   score            weights, input, [embedding] when tied
+///   backward         weights, input, gradient, sums; the embedding's: gradient, sums
+///   reduce_gradient  sums
+///   export_gradient  a chunk of the sums, the gradient page
+///   update           weights, optimizer state, gradient (or a chunk of the sums), [remainder]
+///   copies           source, destination
+Program plan_step(const Layout& layout, const StepKind& kind);
+
+}  // namespace overspill

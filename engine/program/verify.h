@@ -1,0 +1,17 @@
+// An independent check of Programs: what the planner promises, re-derived from the data alone.
+#pragma once
+
+#include "engine/plan/layout.h"
+#include "engine/program/program.h"
+
+namespace overspill {
+
+/// Throws Error(internal) naming the op when a Program breaks a rule:
+/// - dependencies point backwards (so lanes, being FIFO, cannot deadlock);
+/// - accesses lie inside their slots, and lanes touch only memory they can reach;
+/// - two ops that touch the same bytes, one of them writing, are ordered;
+/// - an op that reads a page finds that page there, whole, and its writer has finished;
+/// - slots do not overlap, and arenas and NVMe stay within their budgets.
+void verify_program(const Program& program, const Layout& layout);
+
+}  // namespace overspill

@@ -1,0 +1,144 @@
+// One function per kind of op. The meaning of each op's accesses is documented in planner.h.
+#include "engine/run/op_runner.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/base/error.h"
+#include "engine/program/dump.h"
+
+namespace overspill {
+
+OpRunner::OpRunner(PageStore& store, const Llama& llama)
+    : store_(store), layout_(store.layout()), llama_(llama) {
+  for (const Chunk& chunk : layout_.chunks) {
+    std::vector<DecayRange> ranges;
+    const uint64_t end = chunk.begin + chunk.parameters;
+    for (const LayerTensor& tensor : layout_.model.layers[chunk.layer].tensors) {
+      const uint64_t first = std::max(tensor.offset, chunk.begin);
+      const uint64_t last = std::min(tensor.offset + tensor.elements, end);
+      if (tensor.decay && first < last) ranges.push_back({first - chunk.begin, last - chunk.begin});
+    }
+    decay_.push_back(std::move(ranges));
+  }
+}
+
+template <class T>
+T* OpRunner::at(const Access& access) const {
+  return reinterpret_cast<T*>(store_.address(access.slot, access.offset));
+}
+
+void OpRunner::run(const Program& program, const Op& op, StepContext& context) {
+  const std::span<const Access> accesses = program.accesses_of(op);
+  switch (op.kind) {
+    case OpKind::read:
+    case OpKind::write: return run_transfer(program, op);
+    case OpKind::copy_to_device:
+      return store_.device().copy_to_device(at<std::byte>(accesses[1]), at<std::byte>(accesses[0]),
+                                            accesses[0].bytes);
+    case OpKind::copy_to_host:
+      return store_.device().copy_to_host(at<std::byte>(accesses[1]), at<std::byte>(accesses[0]),
+                                          accesses[0].bytes);
+    case OpKind::forward: return run_forward(accesses, op, context);
+    case OpKind::loss:
+    case OpKind::score: return run_head(accesses, op, context);
+    case OpKind::backward: return run_backward(accesses, op, context);
+    case OpKind::reduce_gradient: return run_reduce(accesses, op, context);
+    case OpKind::export_gradient: return run_export(accesses, op);
+    case OpKind::update: return run_update(program, op, context);
+  }
+}
+
+void OpRunner::run_transfer(const Program& program, const Op& op) {
+  const bool reads = op.kind == OpKind::read;
+  std::unique_ptr<Channel>& channel = reads ? reader_ : writer_;
+  std::vector<Channel::Segment>& segments = reads ? read_segments_ : write_segments_;
+  if (!channel) channel = std::make_unique<Channel>(*store_.volume(), store_.io());
+  segments.clear();
+  for (const Access& a : program.accesses_of(op)) {
+    segments.push_back({layout_.page(a.page).home_offset, at<std::byte>(a), a.bytes});
+  }
+  try {
+    reads ? channel->read(segments) : channel->write(segments);
+  } catch (const Error& error) {
+    std::string pages;
+    for (const Access& a : program.accesses_of(op)) {
+      pages += (pages.empty() ? "" : " and ") + page_description(layout_.page(a.page));
+    }
+    throw Error(error.code(), fmt::format("{}: {}", pages, error.what()));
+  }
+}
+
+void OpRunner::run_forward(std::span<const Access> accesses, const Op& op, StepContext& context) {
+  const auto* weights = at<std::byte>(accesses[0]);
+  if (op.layer > 0) {
+    return llama_.block(op.layer, weights, at<float>(accesses[1]), at<float>(accesses[2]));
+  }
+  const uint64_t tokens = layout_.options.micro_batch_tokens;
+  llama_.embed(weights, context.tokens.data() + op.index * tokens, at<float>(accesses[1]));
+}
+
+void OpRunner::run_head(std::span<const Access> accesses, const Op& op, StepContext& context) {
+  const bool backward = op.kind == OpKind::loss;
+  const bool tied = layout_.model.config.tie_word_embeddings;
+  const size_t embedding = backward ? 4 : 2;
+  const Llama::Head head{.weights = at<std::byte>(accesses[0]),
+                         .embedding = tied ? at<std::byte>(accesses[embedding]) : nullptr,
+                         .sums = backward ? at<float>(accesses[3]) : nullptr,
+                         .embedding_sums = tied && backward ? at<float>(accesses[5]) : nullptr,
+                         .first = op.index == 0};
+  const uint64_t tokens = layout_.options.micro_batch_tokens;
+  const double loss =
+      llama_.loss(head, at<float>(accesses[1]), context.targets.data() + op.index * tokens,
+                  context.loss_scale, backward ? at<float>(accesses[2]) : nullptr);
+  context.losses[op.index] = loss;
+  if (!std::isfinite(loss)) context.non_finite = true;
+}
+
+void OpRunner::run_backward(std::span<const Access> accesses, const Op& op, StepContext& context) {
+  const uint64_t tokens = layout_.options.micro_batch_tokens;
+  const Access& sums = accesses.back();
+  const bool first = sums.mode == AccessMode::write;
+  if (op.layer == 0) {
+    return llama_.embed_backward(context.tokens.data() + op.index * tokens, at<float>(accesses[0]),
+                                 at<float>(sums), first);
+  }
+  llama_.block_backward(op.layer, at<std::byte>(accesses[0]), at<float>(accesses[1]),
+                        at<float>(accesses[2]), at<float>(sums), first);
+}
+
+void OpRunner::run_reduce(std::span<const Access> accesses, const Op& op, StepContext& context) {
+  const double squares = llama_.gradient_square_sum(op.layer, at<float>(accesses[0]));
+  context.gradient_squares[op.layer] = squares;
+  if (!std::isfinite(squares)) context.non_finite = true;
+}
+
+void OpRunner::run_export(std::span<const Access> accesses, const Op& op) {
+  const auto* source = at<float>(accesses[0]);
+  const uint64_t parameters = layout_.chunk(op.layer, op.index).parameters;
+  if (layout_.options.precision == Precision::bf16) {
+    llama_.kernels().float_to_bf16(source, at<uint16_t>(accesses[1]), parameters);
+  } else if (at<float>(accesses[1]) != source) {
+    std::copy_n(source, parameters, at<float>(accesses[1]));
+  }
+}
+
+void OpRunner::run_update(const Program& program, const Op& op, StepContext& context) {
+  if (context.non_finite) return;
+  const std::span<const Access> accesses = program.accesses_of(op);
+  const uint64_t n = layout_.chunk(op.layer, op.index).parameters;
+  const std::vector<DecayRange>& decay = decay_[layout_.first_chunk[op.layer] + op.index];
+  std::byte* state = at<std::byte>(accesses[1]);
+  const bool zero = program.kind.moments_zero;
+  if (layout_.options.precision == Precision::float32) {
+    const Float32Chunk chunk{at<float>(accesses[0]), reinterpret_cast<float*>(state),
+                             reinterpret_cast<float*>(state + 4 * n), at<float>(accesses[2])};
+    return adamw_update(context.update, chunk, n, decay, zero);
+  }
+  const SplitChunk chunk{at<uint16_t>(accesses[0]), reinterpret_cast<int16_t*>(state),
+                         reinterpret_cast<float*>(state + 2 * n),
+                         reinterpret_cast<float*>(state + 6 * n), at<uint16_t>(accesses[2])};
+  adamw_update(context.update, chunk, n, decay, zero);
+}
+
+}  // namespace overspill

@@ -1,0 +1,27 @@
+// What one execution of a Program is given and what it leaves behind.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "optim/adamw.h"
+
+namespace overspill {
+
+struct StepContext {
+  // Inputs.
+  std::span<const int32_t> tokens;  ///< micro_batches * tokens of a micro-batch
+  std::span<const int32_t> targets;
+  float loss_scale = 0;  ///< 1 / tokens of the whole step
+  AdamWStep update{};    ///< of the update that this Program applies
+
+  // Results.
+  std::vector<double> losses;            ///< summed over tokens, per micro-batch
+  std::vector<double> gradient_squares;  ///< per layer
+  /// Set by the first non-finite loss or gradient; updates later in the Program do nothing then.
+  std::atomic<bool> non_finite{false};
+};
+
+}  // namespace overspill

@@ -1,0 +1,237 @@
+// Saving, verifying and loading checkpoints.
+#include "engine/train/checkpoint.h"
+
+#include <fcntl.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "engine/base/error.h"
+#include "engine/base/fd.h"
+#include "engine/base/log.h"
+#include "engine/base/units.h"
+#include "engine/model/model_config.h"
+#include "engine/train/model_state.h"
+
+namespace overspill {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kFormatVersion = 1;
+constexpr const char* kManifest = "overspill.json";
+constexpr const char* kOptimizer = "optimizer.safetensors";
+constexpr const char* kTokenizerFiles[] = {"tokenizer.json",     "tokenizer_config.json",
+                                           "tokenizer.model",    "special_tokens_map.json",
+                                           "added_tokens.json",  "vocab.json",
+                                           "merges.txt",         "generation_config.json",
+                                           "chat_template.jinja"};
+
+std::string file_hash(const fs::path& path) {
+  const Fd file = open_file(path, O_RDONLY);
+  XXH3_state_t* state = XXH3_createState();
+  XXH3_64bits_reset(state);
+  std::vector<std::byte> block(kMiB);
+  const uint64_t size = file_size(file);
+  for (uint64_t at = 0; at < size; at += block.size()) {
+    const std::span<std::byte> part(block.data(), std::min<uint64_t>(block.size(), size - at));
+    try {
+      read_exact(file, at, part);
+    } catch (...) {
+      XXH3_freeState(state);
+      throw;
+    }
+    XXH3_64bits_update(state, part.data(), part.size());
+  }
+  const XXH64_hash_t hash = XXH3_64bits_digest(state);
+  XXH3_freeState(state);
+  return fmt::format("{:016x}", hash);
+}
+
+/// The directory a model path names (the path itself, or a config.json's parent).
+fs::path model_directory(const fs::path& path) {
+  return fs::is_directory(path) ? path : path.parent_path();
+}
+
+void write_config(const ModelConfig& config, Precision precision, const fs::path& directory) {
+  nlohmann::json json = config.source;
+  const char* key = json.contains("dtype") ? "dtype" : "torch_dtype";
+  json[key] = precision == Precision::bf16 ? "bfloat16" : "float32";
+  write_text_file(directory / "config.json", json.dump(2) + "\n");
+}
+
+void copy_tokenizer(const fs::path& source, const fs::path& directory) {
+  for (const char* name : kTokenizerFiles) {
+    const fs::path from = source / name;
+    if (fs::exists(from)) write_text_file(directory / name, read_text_file(from));
+  }
+}
+
+void write_manifest(const fs::path& directory, const TrainingPosition& p, Precision precision) {
+  nlohmann::json files = nlohmann::json::object();
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    files[entry.path().filename().string()] = {{"bytes", entry.file_size()},
+                                               {"xxh3", file_hash(entry.path())}};
+  }
+  const nlohmann::json manifest = {{"format", kFormatVersion},
+                                   {"step", p.step},
+                                   {"updates", p.updates},
+                                   {"data_cursor", p.cursor},
+                                   {"tokens", p.tokens},
+                                   {"seed", p.seed},
+                                   {"shuffle", p.shuffle},
+                                   {"sequence_len", p.sequence_len},
+                                   {"precision", precision_name(precision)},
+                                   {"files", files}};
+  write_text_file(directory / kManifest, manifest.dump(2) + "\n");
+}
+
+void point_latest(const fs::path& output_dir, const std::string& name) {
+  const fs::path link = output_dir / "latest", temporary = output_dir / ".latest.tmp";
+  fs::remove(temporary);
+  fs::create_symlink(name, temporary);
+  rename_durably(temporary, link);
+}
+
+std::optional<uint64_t> checkpoint_step(const fs::path& path) {
+  const std::string name = path.filename().string();
+  constexpr std::string_view kPrefix = "checkpoint-";
+  if (!name.starts_with(kPrefix) || name.size() == kPrefix.size() || name.size() > 30) return {};
+  uint64_t step = 0;
+  for (const char c : name.substr(kPrefix.size())) {
+    if (c < '0' || c > '9') return {};
+    step = step * 10 + static_cast<uint64_t>(c - '0');
+  }
+  return step;
+}
+
+void remove_oldest(const fs::path& output_dir, uint32_t limit) {
+  std::vector<std::pair<uint64_t, fs::path>> found;
+  for (const auto& entry : fs::directory_iterator(output_dir)) {
+    if (const auto step = checkpoint_step(entry.path())) found.emplace_back(*step, entry.path());
+  }
+  std::sort(found.begin(), found.end());
+  for (size_t i = 0; i + limit < found.size(); ++i) fs::remove_all(found[i].second);
+}
+
+}  // namespace
+
+const char* precision_name(Precision precision) {
+  return precision == Precision::bf16 ? "bf16" : "float32";
+}
+
+fs::path save_checkpoint(PageStore& store, const TrainingPosition& position,
+                         const CheckpointOptions& options) {
+  const std::string name = fmt::format("checkpoint-{}", position.step);
+  const fs::path temporary = options.output_dir / fmt::format(".{}.tmp", name);
+  const fs::path target = options.output_dir / name;
+  try {
+    fs::remove_all(temporary);
+    fs::create_directories(temporary);
+    export_weights(store, temporary);
+    write_config(store.layout().model.config, store.layout().options.precision, temporary);
+    copy_tokenizer(model_directory(options.source_model), temporary);
+    if (!options.only_model) {
+      save_optimizer(store, temporary / kOptimizer, position.updates == 0);
+      write_manifest(temporary, position, store.layout().options.precision);
+    }
+    sync_directory(temporary);
+    fs::remove_all(target);  // the same step saved before, by a run that was resumed
+    rename_durably(temporary, target);
+    if (!options.only_model) point_latest(options.output_dir, name);
+    if (options.total_limit > 0) remove_oldest(options.output_dir, options.total_limit);
+  } catch (const fs::filesystem_error& error) {
+    std::error_code ignored;
+    fs::remove_all(temporary, ignored);
+    fail(ErrorCode::io, "save {}: {}; free space there or change output_dir, then resume",
+         target.string(), error.what());
+  } catch (const Error& error) {
+    std::error_code ignored;
+    fs::remove_all(temporary, ignored);
+    throw Error(error.code(), fmt::format("save {}: {}; earlier checkpoints are untouched",
+                                          target.string(), error.what()));
+  }
+  return target;
+}
+
+Checkpoint open_checkpoint(const fs::path& directory) {
+  const fs::path manifest_path = directory / kManifest;
+  if (!fs::exists(manifest_path)) {
+    fail(ErrorCode::not_found,
+         "{}: no {} there, so it is no checkpoint to resume from (save_only_model writes none); "
+         "name a "
+         "checkpoint-<step> directory, or use it as base_model",
+         directory.string(), kManifest);
+  }
+  nlohmann::json manifest;
+  Checkpoint checkpoint{fs::canonical(directory), {}, {}};
+  try {
+    manifest = nlohmann::json::parse(read_text_file(manifest_path));
+    if (manifest.at("format") != kFormatVersion) {
+      fail(ErrorCode::invalid_file, "{}: format {} is not the {} this version reads",
+           manifest_path.string(), manifest.at("format").dump(), kFormatVersion);
+    }
+    TrainingPosition& p = checkpoint.position;
+    manifest.at("step").get_to(p.step);
+    manifest.at("updates").get_to(p.updates);
+    manifest.at("data_cursor").get_to(p.cursor);
+    manifest.at("tokens").get_to(p.tokens);
+    manifest.at("seed").get_to(p.seed);
+    manifest.at("shuffle").get_to(p.shuffle);
+    manifest.at("sequence_len").get_to(p.sequence_len);
+    manifest.at("precision").get_to(checkpoint.precision);
+    for (const auto& [name, expected] : manifest.at("files").items()) {
+      const fs::path path = directory / name;
+      const auto remedy = "the checkpoint is damaged; resume from another one";
+      if (!fs::exists(path)) {
+        fail(ErrorCode::invalid_file, "{}: listed in {} but missing; {}", path.string(), kManifest,
+             remedy);
+      }
+      if (fs::file_size(path) != expected.at("bytes").get<uint64_t>()) {
+        fail(ErrorCode::invalid_file, "{}: {} bytes, {} says {}; {}", path.string(),
+             fs::file_size(path), kManifest, expected.at("bytes").dump(), remedy);
+      }
+      if (file_hash(path) != expected.at("xxh3").get<std::string>()) {
+        fail(ErrorCode::invalid_file, "{}: its content does not match the checksum in {}; {}",
+             path.string(), kManifest, remedy);
+      }
+    }
+  } catch (const nlohmann::json::exception& error) {
+    fail(ErrorCode::invalid_file, "{}: {}; the checkpoint is damaged; resume from another one",
+         manifest_path.string(), error.what());
+  }
+  return checkpoint;
+}
+
+std::optional<fs::path> latest_checkpoint(const fs::path& output_dir) {
+  const fs::path link = output_dir / "latest";
+  if (!fs::exists(link)) return {};
+  return fs::canonical(link);
+}
+
+void load_checkpoint(PageStore& store, const Checkpoint& checkpoint) {
+  const char* precision = precision_name(store.layout().options.precision);
+  if (checkpoint.precision != precision) {
+    fail(ErrorCode::invalid_config,
+         "{} was written with precision: {}; this run has precision: {}; set it to the same, or "
+         "start "
+         "from it as base_model",
+         checkpoint.directory.string(), checkpoint.precision, precision);
+  }
+  load_weights(store, ModelTensors(checkpoint.directory));
+  load_optimizer(store, checkpoint.directory / kOptimizer, checkpoint.position.updates == 0);
+}
+
+void remove_partial_checkpoints(const fs::path& output_dir) {
+  if (!fs::exists(output_dir)) return;
+  for (const auto& entry : fs::directory_iterator(output_dir)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(".checkpoint-") || !name.ends_with(".tmp")) continue;
+    log_info("removing {}: a save that was interrupted", entry.path().string());
+    fs::remove_all(entry.path());
+  }
+}
+
+}  // namespace overspill

@@ -1,0 +1,85 @@
+// The run's configuration: Axolotl's key names where they exist, and one `offload:` section.
+// Pure data; relative paths are resolved against the file's directory.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/plan/layout.h"
+#include "engine/train/token_data.h"
+#include "nvme/async_io.h"
+#include "optim/lr_schedule.h"
+
+namespace overspill {
+
+enum class DeviceMode : uint8_t { unified, discrete };
+
+struct DatasetConfig {
+  std::filesystem::path path;
+  TokenFormat type = TokenFormat::automatic;
+  bool evaluation = false;  ///< `split: validation`
+};
+
+struct OffloadConfig {
+  std::optional<uint64_t> device_memory;  ///< bytes; default: a third of the machine's memory
+  std::optional<uint64_t> host_memory;    ///< bytes; default: a third of the machine's memory
+  std::optional<uint64_t> nvme_capacity;  ///< bytes; default: what the run needs
+  std::vector<std::filesystem::path> nvme_paths;
+  Placement weights = Placement::automatic;
+  Placement optimizer = Placement::automatic;
+  Placement gradients = Placement::automatic;
+  Placement activations = Placement::automatic;
+  std::optional<uint32_t> prefetch_depth;    ///< layers loaded ahead; default 1
+  std::optional<uint64_t> chunk_parameters;  ///< default 4 Mi, less for small layers
+  UpdateTiming update = UpdateTiming::next_forward;
+  DeviceMode device = DeviceMode::unified;  ///< host device: `unified` or `discrete`
+  IoOptions io;
+};
+
+struct TrainConfig {
+  std::filesystem::path base_model;         ///< HF directory; empty when from scratch
+  std::filesystem::path base_model_config;  ///< config.json or directory; default base_model
+  bool init_from_scratch = false;
+  std::vector<DatasetConfig> datasets;
+  uint32_t eval_steps = 0;       ///< 0: only at the end, when there is evaluation data
+  uint32_t eval_sequences = 64;  ///< `eval_max_sequences`: most sequences per evaluation
+  uint32_t sequence_len = 0;
+  uint32_t micro_batch_size = 1;
+  uint32_t gradient_accumulation_steps = 1;
+  std::optional<uint64_t> max_steps;
+  double num_epochs = 1;
+  Precision precision = Precision::bf16;
+  double learning_rate = 0;
+  LrScheduler lr_scheduler = LrScheduler::cosine;
+  std::optional<uint64_t> warmup_steps;
+  std::optional<double> warmup_ratio;
+  double weight_decay = 0.0;
+  double adam_beta1 = 0.9;
+  double adam_beta2 = 0.999;
+  double adam_epsilon = 1e-8;
+  double max_grad_norm = 1.0;         ///< 0: no clipping
+  uint32_t max_non_finite_steps = 3;  ///< stop after this many skipped updates in a row
+  uint64_t seed = 42;
+  bool shuffle = true;
+  std::filesystem::path output_dir;
+  uint64_t save_steps = 0;        ///< 0: only at the end
+  uint32_t save_total_limit = 0;  ///< 0: keep all
+  bool save_only_model = false;
+  uint32_t logging_steps = 1;
+  std::string resume_from_checkpoint;  ///< "", "true" or a path (resolved)
+  OffloadConfig offload;
+};
+
+/// Parses a YAML file and applies `--set key=value` overrides (dots name nested keys:
+/// `offload.host_memory=1GiB`). Throws Error(invalid_config) with file:line, key, what is wrong and
+/// the cure: unknown key (nearest known named), wrong type, out of range, missing, contradictory.
+TrainConfig load_train_config(const std::filesystem::path& path,
+                              const std::vector<std::string>& overrides = {});
+
+/// Every key with its sentence, what it accepts and its default, for `overspill train --help-keys`.
+std::string describe_train_keys();
+
+}  // namespace overspill

@@ -1,0 +1,366 @@
+// The table of keys: name, what is accepted, an example, a sentence, and where the value goes.
+// Accepted ranges and defaults are printed from the same numbers that the checks use.
+#include "engine/train/config_keys.h"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <type_traits>
+
+#include "engine/base/units.h"
+
+namespace overspill {
+namespace {
+
+constexpr uint64_t kMost32 = UINT32_MAX;
+constexpr const char* kThird = "a third of the machine's memory";
+
+/// What a row says besides its name and range; `unset` where the default is not the field's value.
+struct Words {
+  std::string example;
+  std::string text;
+  std::string unset = "";
+};
+
+template <class T>
+auto field(T TrainConfig::*member) {
+  return [member](TrainConfig& config) -> T& { return config.*member; };
+}
+template <class T>
+auto field(T OffloadConfig::*member) {
+  return [member](TrainConfig& config) -> T& { return config.offload.*member; };
+}
+template <class T>
+auto field(T IoOptions::*member) {
+  return [member](TrainConfig& config) -> T& { return config.offload.io.*member; };
+}
+
+template <class Field>
+using FieldType = std::remove_reference_t<std::invoke_result_t<Field, TrainConfig&>>;
+
+/// T of std::optional<T>, and T itself otherwise.
+template <class T>
+struct Plain {
+  using Type = T;
+};
+template <class T>
+struct Plain<std::optional<T>> {
+  using Type = T;
+};
+
+/// `words.unset`, or the value that a fresh TrainConfig has.
+template <class Field>
+std::string default_text(Field field, const Words& words) {
+  using Type = FieldType<Field>;
+  if constexpr (std::is_same_v<Type, typename Plain<Type>::Type>) {
+    TrainConfig fresh;
+    if (words.unset.empty()) return fmt::format("{}", field(fresh));
+  }
+  return words.unset;
+}
+
+template <class Field>
+ConfigKey integer(const char* name, Field field, uint64_t low, uint64_t high, const Words& words) {
+  const std::string accepted = high == UINT64_MAX
+                                   ? fmt::format("an integer of at least {}", low)
+                                   : fmt::format("an integer from {} to {}", low, high);
+  return {name,
+          accepted,
+          default_text(field, words),
+          words.example,
+          words.text,
+          [=](const ConfigValue& value, TrainConfig& config) {
+            field(config) = static_cast<typename Plain<FieldType<Field>>::Type>(
+                value_integer(value, low, high));
+          }};
+}
+
+std::string range_text(const RealRange& range) {
+  return fmt::format("a number {} {} and {} {}", range.low_open ? "above" : "of at least",
+                     range.low, range.high_open ? "below" : "at most", range.high);
+}
+
+template <class Field>
+ConfigKey real(const char* name, Field field, const RealRange& range, const Words& words) {
+  return {name,
+          range_text(range),
+          default_text(field, words),
+          words.example,
+          words.text,
+          [=](const ConfigValue& value, TrainConfig& config) {
+            field(config) = value_real(value, range);
+          }};
+}
+
+template <class Field>
+ConfigKey boolean(const char* name, Field field, const char* text) {
+  TrainConfig fresh;
+  const bool usual = field(fresh);
+  return {
+      name,
+      "true or false",
+      usual ? "true" : "false",
+      usual ? "false" : "true",
+      text,
+      [=](const ConfigValue& value, TrainConfig& config) { field(config) = value_bool(value); }};
+}
+
+template <class Enum>
+struct Choice {
+  const char* name;
+  Enum value;
+};
+
+template <class Enum>
+std::string choices_text(const std::vector<Choice<Enum>>& choices) {
+  std::string text;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    if (i > 0) text += i + 1 == choices.size() ? " or " : ", ";
+    text += choices[i].name;
+  }
+  return text;
+}
+
+template <class Field>
+ConfigKey choice(const char* name, Field field,
+                 const std::vector<Choice<FieldType<Field>>>& choices, const Words& words) {
+  TrainConfig fresh;
+  std::string usual;
+  std::vector<std::string> names;
+  for (const auto& one : choices) {
+    names.emplace_back(one.name);
+    if (one.value == field(fresh)) usual = one.name;
+  }
+  return {name,
+          choices_text(choices),
+          usual,
+          words.example,
+          words.text,
+          [=](const ConfigValue& value, TrainConfig& config) {
+            field(config) = choices[value_choice(value, names)].value;
+          }};
+}
+
+ConfigKey placement(const char* name, Placement OffloadConfig::*member, const char* text) {
+  return choice(name, field(member),
+                {{"auto", Placement::automatic},
+                 {"device", Placement::device},
+                 {"host", Placement::host},
+                 {"nvme", Placement::nvme}},
+                {"host", text});
+}
+
+template <class Field>
+ConfigKey byte_budget(const char* name, Field field, uint64_t low, const Words& words) {
+  return {name,
+          fmt::format("a byte size of at least {}, such as 16GiB or 24GB, or auto", low),
+          words.unset,
+          words.example,
+          words.text,
+          [=](const ConfigValue& value, TrainConfig& config) {
+            if (is_auto(value)) {
+              field(config).reset();
+            } else {
+              field(config) = value_bytes(value, low, UINT64_MAX);
+            }
+          }};
+}
+
+template <class Field>
+ConfigKey path_key(const char* name, Field field, const Words& words) {
+  return {
+      name,
+      "a path (relative ones start at the file's directory)",
+      words.unset,
+      words.example,
+      words.text,
+      [=](const ConfigValue& value, TrainConfig& config) { field(config) = value_path(value); }};
+}
+
+ConfigKey dataset_list(const char* name, bool evaluation, const Words& words) {
+  return {name,
+          "a list of mappings with path, type and split",
+          words.unset,
+          words.example,
+          words.text,
+          [=](const ConfigValue& value, TrainConfig& config) {
+            apply_datasets(value, config, evaluation);
+          }};
+}
+
+// ---- the table ----
+
+using Keys = std::vector<ConfigKey>;
+
+void add_model_keys(Keys& keys) {
+  keys.push_back(path_key(
+      "base_model", field(&TrainConfig::base_model),
+      {"./Llama-3.2-1B", "Hugging Face directory; required unless init_from_scratch is true.",
+       "none, with init_from_scratch"}));
+  keys.push_back(
+      path_key("base_model_config", field(&TrainConfig::base_model_config),
+               {"./config.json", "config.json, or a directory that holds one.", "base_model"}));
+  keys.push_back(boolean("init_from_scratch", field(&TrainConfig::init_from_scratch),
+                         "Start from random weights of the configured shape."));
+  keys.push_back(
+      choice("precision", field(&TrainConfig::precision),
+             {{"bf16", Precision::bf16}, {"float32", Precision::float32}},
+             {"float32", "Type of weights and activations in compute; masters are always exact."}));
+}
+
+void add_data_keys(Keys& keys) {
+  const std::string item = "[{path: train.bin}]";
+  keys.push_back(dataset_list("datasets", false,
+                              {item, "Token files or texts; each item has the keys below."}));
+  keys.push_back(dataset_list("test_datasets", true,
+                              {item, "The same list; all of it is evaluation data.", "none"}));
+  keys.push_back({"val_set", "a path (relative ones start at the file's directory)", "none",
+                  "val.bin", "One more file of evaluation data, its format detected.",
+                  [](const ConfigValue& value, TrainConfig& config) {
+                    config.datasets.push_back({.path = value_path(value), .evaluation = true});
+                  }});
+  keys.push_back(integer("eval_steps", field(&TrainConfig::eval_steps), 0, kMost32,
+                         {"100", "Evaluate every so many steps; 0: only at the end."}));
+  keys.push_back(integer("eval_max_sequences", field(&TrainConfig::eval_sequences), 1, kMost32,
+                         {"64", "Most sequences of one evaluation."}));
+  keys.push_back(integer("sequence_len", field(&TrainConfig::sequence_len), 1, 1u << 20,
+                         {"1024", "Tokens of one training sequence."}));
+  keys.back().unset.clear();  // required
+  keys.push_back(boolean("shuffle", field(&TrainConfig::shuffle),
+                         "Another order of the sequences in every epoch, drawn from the seed."));
+  keys.push_back(integer("seed", field(&TrainConfig::seed), 0, UINT64_MAX,
+                         {"1", "Drives the order of sequences and random weights."}));
+}
+
+void add_loop_keys(Keys& keys) {
+  keys.push_back(integer("micro_batch_size", field(&TrainConfig::micro_batch_size), 1, 65536,
+                         {"4", "Sequences of one forward and backward."}));
+  keys.push_back(integer("gradient_accumulation_steps",
+                         field(&TrainConfig::gradient_accumulation_steps), 1, 65536,
+                         {"8", "Micro-batches of one optimizer step."}));
+  keys.push_back(integer("max_steps", field(&TrainConfig::max_steps), 1, UINT64_MAX,
+                         {"1000", "Optimizer steps; wins over num_epochs.", "by num_epochs"}));
+  keys.push_back(real("num_epochs", field(&TrainConfig::num_epochs), {0, 1e6, true},
+                      {"3", "Passes over the training data; fractions are fine."}));
+  keys.push_back(integer("max_non_finite_steps", field(&TrainConfig::max_non_finite_steps), 1,
+                         kMost32,
+                         {"3", "Stop after so many skipped (non-finite) updates in a row."}));
+}
+
+void add_optimizer_keys(Keys& keys) {
+  keys.push_back({"optimizer", "adamw (also spelt adamw_torch or adamw_torch_fused)", "adamw",
+                  "adamw", "The update rule.", apply_optimizer});
+  keys.push_back(real("learning_rate", field(&TrainConfig::learning_rate), {0, 10, true},
+                      {"2e-5", "Peak learning rate."}));
+  keys.back().unset.clear();  // required
+  keys.push_back(choice("lr_scheduler", field(&TrainConfig::lr_scheduler),
+                        {{"constant", LrScheduler::constant},
+                         {"linear", LrScheduler::linear},
+                         {"cosine", LrScheduler::cosine}},
+                        {"linear", "Shape after the warm-up; linear and cosine end at 0."}));
+  keys.push_back(integer("warmup_steps", field(&TrainConfig::warmup_steps), 0, UINT64_MAX,
+                         {"100", "Steps of linear warm-up; not together with warmup_ratio.", "0"}));
+  keys.push_back(real("warmup_ratio", field(&TrainConfig::warmup_ratio), {0, 1},
+                      {"0.03", "Warm-up as a part of all steps.", "0"}));
+  keys.push_back(real("weight_decay", field(&TrainConfig::weight_decay), {0, 10},
+                      {"0.01", "Decoupled weight decay."}));
+  keys.push_back(real("adam_beta1", field(&TrainConfig::adam_beta1), {0, 1, false, true},
+                      {"0.9", "Decay of the first moment."}));
+  keys.push_back(real("adam_beta2", field(&TrainConfig::adam_beta2), {0, 1, false, true},
+                      {"0.95", "Decay of the second moment."}));
+  keys.push_back(real("adam_epsilon", field(&TrainConfig::adam_epsilon), {0, 1, true},
+                      {"1e-8", "Added to the root of the second moment."}));
+  keys.push_back(real("max_grad_norm", field(&TrainConfig::max_grad_norm), {0, 1e9},
+                      {"1.0", "Clip the global gradient norm to this; 0: no clipping."}));
+}
+
+void add_output_keys(Keys& keys) {
+  keys.push_back(path_key("output_dir", field(&TrainConfig::output_dir),
+                          {"./out", "Directory of checkpoints, metrics and the final model."}));
+  keys.push_back(integer("save_steps", field(&TrainConfig::save_steps), 0, UINT64_MAX,
+                         {"500", "Checkpoint every so many steps; 0: only at the end."}));
+  keys.push_back(integer("save_total_limit", field(&TrainConfig::save_total_limit), 0, kMost32,
+                         {"2", "Most checkpoints kept, the oldest removed; 0: all."}));
+  keys.push_back(boolean("save_only_model", field(&TrainConfig::save_only_model),
+                         "Save weights without optimizer states: smaller, but no resume."));
+  keys.push_back({"resume_from_checkpoint", "true (the newest in output_dir), false, or a path",
+                  "false", "true", "Continue a stopped run, bit for bit.", apply_resume});
+  keys.push_back(integer("logging_steps", field(&TrainConfig::logging_steps), 1, kMost32,
+                         {"10", "Print a line every so many steps."}));
+}
+
+void add_offload_keys(Keys& keys) {
+  keys.push_back(byte_budget("offload.device_memory", field(&OffloadConfig::device_memory), 4096,
+                             {"24GiB", "Hard limit of device memory.", kThird}));
+  keys.push_back(byte_budget("offload.host_memory", field(&OffloadConfig::host_memory), 4096,
+                             {"64GiB", "Hard limit of pinned host memory.", kThird}));
+  keys.push_back(byte_budget(
+      "offload.nvme_capacity", field(&OffloadConfig::nvme_capacity), 0,
+      {"500GiB", "Hard limit of file space over all nvme_paths.", "what the run needs"}));
+  keys.push_back({"offload.nvme_paths", "a path or a list of paths, each named once", "none",
+                  "[/mnt/nvme0, /mnt/nvme1]", "Directories on the drives to stripe over.",
+                  apply_nvme_paths});
+  keys.push_back(placement("offload.weights", &OffloadConfig::weights, "Tier of the weights."));
+  keys.push_back(
+      placement("offload.optimizer", &OffloadConfig::optimizer, "Tier of masters and moments."));
+  keys.push_back(
+      placement("offload.gradients", &OffloadConfig::gradients, "Tier of summed gradients."));
+  keys.push_back(placement("offload.activations", &OffloadConfig::activations,
+                           "Tier of the activations at layer boundaries."));
+  keys.push_back({"offload.prefetch_depth", "an integer from 0 to 64, or auto", "1", "2",
+                  "Layers loaded ahead of the one in compute.", apply_prefetch_depth});
+  keys.push_back({"offload.chunk_parameters", "a multiple of 4096 from 4096 to 1073741824, or auto",
+                  "4194304, less for small layers", "1048576",
+                  "Parameters of one page of optimizer state.", apply_chunk_parameters});
+  keys.push_back(choice(
+      "offload.update", field(&OffloadConfig::update),
+      {{"next_forward", UpdateTiming::next_forward}, {"in_backward", UpdateTiming::in_backward}},
+      {"next_forward", "When a layer is updated; in_backward needs max_grad_norm: 0."}));
+  keys.push_back(choice("offload.device", field(&OffloadConfig::device),
+                        {{"unified", DeviceMode::unified}, {"discrete", DeviceMode::discrete}},
+                        {"discrete",
+                         "Whether the host device shares memory with the host, or has "
+                         "its own as a GPU has."}));
+}
+
+void add_io_keys(Keys& keys) {
+  keys.push_back(
+      choice("offload.io.backend", field(&IoOptions::backend),
+             {{"auto", IoBackend::automatic},
+              {"io_uring", IoBackend::io_uring},
+              {"threads", IoBackend::threads}},
+             {"threads", "How files are read and written; auto: io_uring if it works."}));
+  keys.push_back({"offload.io.block_size", "a multiple of 4096 bytes from 4KiB to 64MiB",
+                  format_bytes(IoOptions().block_size), "1MiB", "Largest single request.",
+                  apply_block_size});
+  keys.push_back(integer("offload.io.queue_depth", field(&IoOptions::queue_depth), 1, 1024,
+                         {"32", "Requests in flight per lane."}));
+}
+
+}  // namespace
+
+const std::vector<ConfigKey>& train_keys() {
+  static const Keys kKeys = [] {
+    Keys keys;
+    add_model_keys(keys);
+    add_data_keys(keys);
+    add_loop_keys(keys);
+    add_optimizer_keys(keys);
+    add_output_keys(keys);
+    add_offload_keys(keys);
+    add_io_keys(keys);
+    return keys;
+  }();
+  return kKeys;
+}
+
+const ConfigKey* find_key(std::span<const ConfigKey> keys, std::string_view name) {
+  for (const ConfigKey& key : keys) {
+    if (key.name == name) return &key;
+  }
+  return nullptr;
+}
+
+bool is_section(std::string_view name) { return name == "offload" || name == "offload.io"; }
+
+}  // namespace overspill

@@ -1,0 +1,347 @@
+// The loop. Policy about *what* to run when; how a step runs is its Program.
+#include "engine/train/trainer.h"
+
+#include <chrono>
+#include <cmath>
+
+#include "engine/base/error.h"
+#include "engine/base/log.h"
+#include "engine/base/units.h"
+#include "engine/plan/planner.h"
+#include "engine/program/verify.h"
+#include "engine/run/simulator.h"
+#include "engine/train/model_state.h"
+
+namespace overspill {
+namespace {
+
+namespace fs = std::filesystem;
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void require_output_dir(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) {
+    fail(ErrorCode::io, "output_dir {}: cannot be created: {}; choose another output_dir",
+         path.string(), error.message());
+  }
+}
+
+}  // namespace
+
+Trainer::Trainer(const TrainConfig& config)
+    : setup_(config),
+      data_(open_sequences(setup_, false)),
+      store_(setup_.layout, {config.offload.nvme_paths, config.offload.io}),
+      executor_(store_, setup_.llama) {
+  setup_.llama.set_scratch(store_.address(setup_.layout.scratch));
+  for (const DatasetConfig& dataset : config.datasets) {
+    if (dataset.evaluation && !eval_data_) eval_data_.emplace(open_sequences(setup_, true));
+  }
+  const double epoch_steps =
+      static_cast<double>(data_->size()) / static_cast<double>(sequences_per_step());
+  total_steps_ = config.max_steps.value_or(
+      static_cast<uint64_t>(std::max(1.0, std::floor(config.num_epochs * epoch_steps))));
+  uint64_t warmup = config.warmup_steps.value_or(0);
+  if (config.warmup_ratio) {
+    warmup =
+        static_cast<uint64_t>(std::ceil(*config.warmup_ratio * static_cast<double>(total_steps_)));
+  }
+  schedule_ = {config.lr_scheduler, config.learning_rate, warmup, total_steps_};
+  adamw_ = {config.adam_beta1, config.adam_beta2, config.adam_epsilon, config.weight_decay};
+  const size_t step_tokens = setup_.batch.tokens() * config.gradient_accumulation_steps;
+  tokens_.resize(step_tokens);
+  targets_.resize(step_tokens);
+  require_output_dir(config.output_dir);
+  remove_partial_checkpoints(config.output_dir);
+  start_or_resume();
+}
+
+void Trainer::start_or_resume() {
+  const TrainConfig& config = setup_.config;
+  std::optional<fs::path> from;
+  if (config.resume_from_checkpoint == "true") {
+    from = latest_checkpoint(config.output_dir);
+    if (!from)
+      log_info("no checkpoint in {} yet: starting from the base model", config.output_dir.string());
+  } else if (!config.resume_from_checkpoint.empty()) {
+    from = config.resume_from_checkpoint;
+  }
+  if (from) {
+    const Checkpoint checkpoint = open_checkpoint(*from);
+    position_ = checkpoint.position;
+    const bool same = position_.seed == config.seed && position_.shuffle == config.shuffle &&
+                      position_.sequence_len == config.sequence_len;
+    if (!same) {
+      fail(ErrorCode::invalid_config,
+           "{}: its data order (seed {}, shuffle {}, sequence_len {}) is not this run's (seed {}, "
+           "shuffle "
+           "{}, sequence_len {}); set them to the checkpoint's, or start from it as base_model",
+           from->string(), position_.seed, position_.shuffle, position_.sequence_len, config.seed,
+           config.shuffle, config.sequence_len);
+    }
+    load_checkpoint(store_, checkpoint);
+    log_info("resumed from {} at step {}", from->string(), position_.step);
+    return;
+  }
+  position_.seed = config.seed;
+  position_.shuffle = config.shuffle;
+  position_.sequence_len = config.sequence_len;
+  if (config.init_from_scratch) {
+    initialize_weights(store_, config.seed);
+  } else {
+    load_weights(store_, ModelTensors(config.base_model));
+  }
+}
+
+uint64_t Trainer::sequences_per_step() const {
+  return uint64_t{setup_.config.micro_batch_size} * setup_.config.gradient_accumulation_steps;
+}
+
+const Program& Trainer::program(const StepKind& kind) {
+  const std::array<uint32_t, 5> key = {kind.forward, kind.backward, kind.pending_update,
+                                       kind.moments_zero, kind.micro_batches};
+  const auto found = programs_.find(key);
+  if (found != programs_.end()) return found->second;
+  Program planned = plan_step(setup_.layout, kind);
+  verify_program(planned, setup_.layout);
+  return programs_.emplace(key, std::move(planned)).first->second;
+}
+
+StepContext& Trainer::context(uint32_t micro_batches) {
+  context_.tokens = tokens_;
+  context_.targets = targets_;
+  context_.loss_scale = 1.0f / static_cast<float>(setup_.batch.tokens() * uint64_t{micro_batches});
+  context_.losses.assign(micro_batches, 0.0);
+  context_.gradient_squares.assign(setup_.model.layers.size(), 0.0);
+  context_.non_finite = false;
+  return context_;
+}
+
+void Trainer::fill_batch(const SequenceData& data, uint64_t cursor, uint32_t micro_batches) {
+  const uint64_t length = setup_.batch.sequence_len;
+  for (uint64_t i = 0; i < micro_batches * setup_.batch.sequences; ++i) {
+    data.get(cursor + i, std::span(tokens_).subspan(i * length, length),
+             std::span(targets_).subspan(i * length, length));
+  }
+}
+
+Trace Trainer::execute(const Program& program, StepContext& context) {
+  Trace trace = executor_.run(program, context);
+  const TraceSummary summary = summarize(program, trace);
+  for (size_t lane = 0; lane < kLanes; ++lane) report_.lane_bytes[lane] += summary.bytes[lane];
+  return trace;
+}
+
+Trainer::StepOutcome Trainer::train_step() {
+  const TrainConfig& config = setup_.config;
+  const uint32_t micro_batches = config.gradient_accumulation_steps;
+  const bool in_backward = config.offload.update == UpdateTiming::in_backward;
+  StepOutcome outcome;
+  outcome.learning_rate = schedule_.at(position_.step);
+  fill_batch(*data_, position_.cursor, micro_batches);
+  StepContext& step = context(micro_batches);
+  const bool updates = in_backward || pending_;
+  if (in_backward) {
+    step.update = adamw_step(adamw_, outcome.learning_rate, position_.updates + 1, 1.0);
+  } else if (pending_) {
+    step.update = *pending_;
+  }
+  outcome.program = &program(
+      {true, true, pending_.has_value(), updates && position_.updates == 0, micro_batches});
+  outcome.trace = execute(*outcome.program, step);
+  if (pending_) ++position_.updates;
+  pending_.reset();
+  decide_update(outcome, step);
+  ++position_.step;
+  position_.cursor += sequences_per_step();
+  position_.tokens += setup_.batch.tokens() * micro_batches;
+  return outcome;
+}
+
+void Trainer::decide_update(StepOutcome& outcome, const StepContext& step) {
+  const TrainConfig& config = setup_.config;
+  double loss = 0, squares = 0;
+  for (const double value : step.losses) loss += value;
+  for (const double value : step.gradient_squares) squares += value;
+  outcome.loss = loss / static_cast<double>(setup_.batch.tokens() * step.losses.size());
+  outcome.grad_norm = std::sqrt(squares);
+  const bool finite = !step.non_finite && std::isfinite(outcome.loss) && std::isfinite(squares);
+  const bool in_backward = config.offload.update == UpdateTiming::in_backward;
+  if (finite) {
+    non_finite_in_row_ = 0;
+    if (in_backward) {
+      ++position_.updates;
+      return;
+    }
+    const double norm = outcome.grad_norm, limit = config.max_grad_norm;
+    const double clip = limit > 0 ? std::min(1.0, limit / (norm + 1e-6)) : 1.0;
+    pending_ = adamw_step(adamw_, outcome.learning_rate, position_.updates + 1, clip);
+    return;
+  }
+  outcome.skipped = true;
+  ++report_.skipped_updates;
+  const std::string what = std::isfinite(outcome.loss) ? "gradient" : "loss";
+  if (in_backward && std::isfinite(outcome.loss) && std::isfinite(step.gradient_squares.back())) {
+    fail(ErrorCode::non_finite,
+         "step {}: non-finite gradient after layers above it were already updated (update: "
+         "in_backward "
+         "cannot undo them); resume from the last checkpoint with update: next_forward",
+         position_.step + 1);
+  }
+  if (++non_finite_in_row_ >= config.max_non_finite_steps) {
+    fail(ErrorCode::non_finite,
+         "step {}: non-finite {} for the {}th step in a row (max_non_finite_steps: {}); lower "
+         "learning_rate or check the data, then resume from the last checkpoint",
+         position_.step + 1, what, non_finite_in_row_, config.max_non_finite_steps);
+  }
+  log_warning("step {}: non-finite {}: update skipped ({} in a row)", position_.step + 1, what,
+              non_finite_in_row_);
+}
+
+void Trainer::flush() {
+  if (!pending_) return;
+  const uint32_t micro_batches = setup_.config.gradient_accumulation_steps;
+  StepContext& step = context(micro_batches);
+  step.update = *pending_;
+  execute(program({false, false, true, position_.updates == 0, micro_batches}), step);
+  ++position_.updates;
+  pending_.reset();
+}
+
+double Trainer::evaluate() {
+  flush();
+  const uint32_t per_batch = setup_.config.micro_batch_size;
+  const uint64_t wanted = std::min<uint64_t>(setup_.config.eval_sequences, eval_data_->size());
+  uint64_t batches = std::max<uint64_t>(1, wanted / per_batch), done = 0;
+  const double tokens = static_cast<double>(batches * setup_.batch.tokens());
+  double loss = 0;
+  while (batches > 0) {
+    const auto now = static_cast<uint32_t>(
+        std::min<uint64_t>(batches, setup_.config.gradient_accumulation_steps));
+    fill_batch(*eval_data_, done, now);
+    StepContext& step = context(now);
+    execute(program({true, false, false, false, now}), step);
+    for (const double value : step.losses) loss += value;
+    done += uint64_t{now} * per_batch;
+    batches -= now;
+  }
+  return loss / tokens;
+}
+
+void Trainer::evaluate_and_log() {
+  const double loss = evaluate();
+  if (!report_.evaluated) report_.first_eval_loss = loss;
+  report_.evaluated = true;
+  report_.last_eval_loss = loss;
+  metrics_->write({{"step", position_.step}, {"eval_loss", loss}});
+  progress_->note(fmt::format("step {}  eval_loss {:.4f}", position_.step, loss));
+}
+
+void Trainer::save() {
+  flush();
+  const TrainConfig& config = setup_.config;
+  report_.checkpoint = save_checkpoint(store_, position_,
+                                       {.output_dir = config.output_dir,
+                                        .source_model = setup_.model_path(),
+                                        .total_limit = config.save_total_limit,
+                                        .only_model = config.save_only_model});
+}
+
+void Trainer::log_step(const StepOutcome& outcome) {
+  const TraceSummary summary = summarize(*outcome.program, outcome.trace);
+  const uint64_t step_tokens = setup_.batch.tokens() * setup_.config.gradient_accumulation_steps;
+  const double rate = static_cast<double>(step_tokens) / std::max(1e-9, summary.seconds);
+  const Layout& layout = setup_.layout;
+  metrics_->write({{"step", position_.step},
+                   {"loss", outcome.loss},
+                   {"grad_norm", outcome.grad_norm},
+                   {"learning_rate", outcome.learning_rate},
+                   {"update_skipped", outcome.skipped},
+                   {"tokens", position_.tokens},
+                   {"tokens_per_second", rate},
+                   {"step_seconds", summary.seconds},
+                   {"flops", summary.flops},
+                   {"lane_busy_seconds", lane_object(summary.busy_seconds)},
+                   {"stall_seconds", lane_object(summary.stall_seconds)},
+                   {"lane_bytes", lane_object(summary.bytes)},
+                   {"host_memory_peak", layout.host_bytes},
+                   {"device_memory_peak", layout.device_bytes}});
+  progress_->step(position_.step, outcome.loss, outcome.grad_norm, outcome.learning_rate, rate,
+                  summary.seconds);
+}
+
+RunReport Trainer::run(const std::atomic<bool>& stop) {
+  const TrainConfig& config = setup_.config;
+  metrics_ = std::make_unique<MetricsFile>(config.output_dir / "metrics.jsonl", position_.step);
+  progress_ = std::make_unique<Progress>(total_steps_, config.logging_steps);
+  const auto start = std::chrono::steady_clock::now();
+  uint64_t saved_step = UINT64_MAX, evaluated_step = UINT64_MAX;
+  while (position_.step < total_steps_ && !stop) {
+    if (last_.program != nullptr) {
+      measured_ = measure_profile(*last_.program, last_.trace, default_profile());
+      measured_program_ = last_.program;
+    }
+    last_ = train_step();
+    log_step(last_);
+    if (report_.steps++ == 0) report_.first_loss = last_.loss;
+    report_.last_loss = last_.loss;
+    if (eval_data_ && config.eval_steps > 0 && position_.step % config.eval_steps == 0) {
+      evaluate_and_log();
+      evaluated_step = position_.step;
+    }
+    if (config.save_steps > 0 && position_.step % config.save_steps == 0) {
+      save();
+      saved_step = position_.step;
+    }
+  }
+  report_.interrupted = stop && position_.step < total_steps_;
+  if (eval_data_ && !report_.interrupted && evaluated_step != position_.step) evaluate_and_log();
+  if (saved_step != position_.step) save();
+  report_.seconds = seconds_since(start);
+  finish_report();
+  progress_.reset();
+  return report_;
+}
+
+void Trainer::finish_report() {
+  const Layout& layout = setup_.layout;
+  const fs::path& directory = setup_.config.output_dir;
+  if (last_.program != nullptr) {
+    const HardwareProfile profile =
+        measured_program_ == last_.program
+            ? *measured_
+            : measure_profile(*last_.program, last_.trace, default_profile());
+    const Trace predicted = simulate(*last_.program, profile);
+    report_.predicted_step_seconds = static_cast<double>(predicted.end_ns()) * 1e-9;
+    report_.measured_step_seconds = static_cast<double>(last_.trace.end_ns()) * 1e-9;
+    report_.trace = directory / "trace.json";
+    report_.predicted_trace = directory / "trace-predicted.json";
+    const std::string name = fmt::format("overspill step {}", position_.step);
+    write_trace(report_.trace, *last_.program, layout, last_.trace, name);
+    write_trace(report_.predicted_trace, *last_.program, layout, predicted, name + " (predicted)");
+  }
+  report_.peak_resident = peak_resident_bytes();
+  metrics_->write({{"final", true},
+                   {"step", position_.step},
+                   {"interrupted", report_.interrupted},
+                   {"steps", report_.steps},
+                   {"tokens", position_.tokens},
+                   {"seconds", report_.seconds},
+                   {"first_loss", report_.first_loss},
+                   {"last_loss", report_.last_loss},
+                   {"skipped_updates", report_.skipped_updates},
+                   {"lane_bytes", lane_object(report_.lane_bytes)},
+                   {"predicted_step_seconds", report_.predicted_step_seconds},
+                   {"measured_step_seconds", report_.measured_step_seconds},
+                   {"host_memory_peak", layout.host_bytes},
+                   {"device_memory_peak", layout.device_bytes},
+                   {"nvme_bytes", layout.nvme_bytes},
+                   {"peak_rss", report_.peak_resident},
+                   {"checkpoint", report_.checkpoint.string()}});
+}
+
+}  // namespace overspill

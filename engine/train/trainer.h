@@ -1,0 +1,90 @@
+// The training loop on one rank: steps, updates, evaluation, checkpoints, metrics.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "engine/run/executor.h"
+#include "engine/train/checkpoint.h"
+#include "engine/train/metrics.h"
+#include "engine/train/run_setup.h"
+
+namespace overspill {
+
+/// Totals of a finished (or interrupted) run.
+struct RunReport {
+  bool interrupted = false;
+  uint64_t steps = 0;  ///< done by this process
+  uint64_t skipped_updates = 0;
+  double first_loss = 0, last_loss = 0;
+  double first_eval_loss = 0, last_eval_loss = 0;
+  bool evaluated = false;
+  double seconds = 0;
+  std::array<uint64_t, kLanes> lane_bytes{};
+  double predicted_step_seconds = 0, measured_step_seconds = 0;
+  uint64_t peak_resident = 0;
+  std::filesystem::path checkpoint, trace, predicted_trace;
+};
+
+class Trainer {
+ public:
+  /// Plans, allocates and loads. Throws Error before any work when something is wrong or too small.
+  explicit Trainer(const TrainConfig& config);
+
+  /// Trains to the end; `stop` makes it finish the step, save and return early.
+  RunReport run(const std::atomic<bool>& stop);
+
+  const RunSetup& setup() const { return setup_; }
+
+ private:
+  struct StepOutcome {
+    double loss = 0, grad_norm = 0, learning_rate = 0;
+    bool skipped = false;
+    Trace trace;
+    const Program* program = nullptr;
+  };
+
+  void start_or_resume();
+  uint64_t sequences_per_step() const;
+  const Program& program(const StepKind& kind);
+  StepOutcome train_step();
+  void decide_update(StepOutcome& outcome, const StepContext& context);
+  Trace execute(const Program& program, StepContext& context);
+  /// Applies the pending update, if any, so that the pages are those after `position_.step` steps.
+  void flush();
+  double evaluate();
+  void evaluate_and_log();
+  void save();
+  void log_step(const StepOutcome& outcome);
+  void finish_report();
+  StepContext& context(uint32_t micro_batches);
+  void fill_batch(const SequenceData& data, uint64_t cursor, uint32_t micro_batches);
+
+  RunSetup setup_;
+  std::optional<SequenceData> data_, eval_data_;
+  uint64_t total_steps_ = 0;
+  LrSchedule schedule_;
+  AdamWSettings adamw_;
+  PageStore store_;
+  Executor executor_;
+  std::map<std::array<uint32_t, 5>, Program> programs_;
+  std::vector<int32_t> tokens_, targets_;
+  StepContext context_;
+
+  TrainingPosition position_;
+  std::optional<AdamWStep> pending_;
+  uint32_t non_finite_in_row_ = 0;
+  std::unique_ptr<MetricsFile> metrics_;
+  std::unique_ptr<Progress> progress_;
+  RunReport report_;
+  StepOutcome last_;
+  std::optional<HardwareProfile> measured_;  ///< from a step of the same program as the last one
+  const Program* measured_program_ = nullptr;
+};
+
+/// The end-of-run summary for people: losses, where state lived, bytes, memory, files.
+std::string describe_report(const RunReport& report, const RunSetup& setup);
+
+}  // namespace overspill

@@ -1,0 +1,292 @@
+// What every AsyncIo backend promises, run on each, and how the factory chooses between them.
+#include "nvme/async_io.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <filesystem>
+#include <set>
+#include <thread>
+
+#include "engine/base/error.h"
+#include "engine/base/fd.h"
+#include "engine/base/random.h"
+
+namespace overspill {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Backend {
+  const char* label;
+  IoBackend kind;
+  bool wrapped;  // in a FaultyIo that has no faults
+};
+
+std::vector<std::byte> pattern(uint64_t key, size_t bytes) {
+  std::vector<std::byte> made(bytes);
+  for (size_t i = 0; i < bytes; ++i) {
+    made[i] = static_cast<std::byte>(random_bits(key, i / 8) >> (i % 8 * 8));
+  }
+  return made;
+}
+
+class AsyncIoContract : public testing::TestWithParam<Backend> {
+ protected:
+  void SetUp() override {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    if (GetParam().kind == IoBackend::io_uring && describe_io_backend() != "io_uring") {
+      GTEST_SKIP() << "no io_uring here: " << describe_io_backend();
+    }
+    std::string name = fs::temp_directory_path() / "overspill-io-XXXXXX";
+    const int fd = mkstemp(name.data());
+    ASSERT_GE(fd, 0);
+    file_ = Fd(fd, name);
+    unlink(name.c_str());
+  }
+
+  std::unique_ptr<AsyncIo> open(uint32_t depth, std::vector<int> files) const {
+    IoOptions options;
+    options.backend = GetParam().kind;
+    options.queue_depth = depth;
+    if (GetParam().wrapped) {
+      options.wrap = [](std::unique_ptr<AsyncIo> io) { return make_faulty_io(std::move(io), {}); };
+    }
+    return make_async_io(options, files);
+  }
+  std::unique_ptr<AsyncIo> open(uint32_t depth) const { return open(depth, {file_.get()}); }
+
+  static IoRequest request(bool write, uint64_t offset, std::span<std::byte> memory,
+                           uint64_t tag = 0) {
+    return {.file = 0,
+            .offset = offset,
+            .memory = memory.data(),
+            .bytes = static_cast<uint32_t>(memory.size()),
+            .write = write,
+            .tag = tag};
+  }
+
+  static IoResult run(AsyncIo& io, const IoRequest& request) {
+    io.submit(std::span(&request, 1));
+    IoResult result{};
+    EXPECT_EQ(io.reap(std::span(&result, 1)), 1u);
+    EXPECT_EQ(result.tag, request.tag);
+    return result;
+  }
+
+  Fd file_;
+};
+
+TEST_P(AsyncIoContract, ReturnsWhatWasWritten) {
+  const auto io = open(4);
+  uint64_t offset = 0, tag = 0;
+  for (const size_t bytes : {1u, 511u, 512u, 4095u, 4096u, 4097u, 65536u, 1000003u, 4u << 20}) {
+    std::vector<std::byte> out = pattern(bytes, bytes), in(bytes);
+    const IoResult written = run(*io, request(true, offset, out, ++tag));
+    EXPECT_EQ(written.error, 0);
+    EXPECT_EQ(written.bytes, bytes);
+    const IoResult read = run(*io, request(false, offset, in, ++tag));
+    EXPECT_EQ(read.error, 0);
+    EXPECT_EQ(read.bytes, bytes);
+    EXPECT_EQ(in, out) << bytes << " bytes";
+    offset += bytes;
+  }
+}
+
+TEST_P(AsyncIoContract, ReportsEveryRequestOfAFullQueueOnce) {
+  constexpr size_t kBytes = 8192;
+  const auto io = open(16);
+  ASSERT_EQ(io->depth(), 16u);
+  std::vector<std::byte> out = pattern(1, 16 * kBytes), in(16 * kBytes);
+  for (const bool write : {true, false}) {
+    std::span<std::byte> memory = write ? out : in;
+    std::vector<IoRequest> requests;
+    for (size_t i = 0; i < 16; ++i) {
+      requests.push_back(request(write, i * kBytes, memory.subspan(i * kBytes, kBytes), 100 + i));
+    }
+    io->submit(requests);
+    std::set<uint64_t> tags;
+    std::vector<IoResult> results(5);
+    while (tags.size() < 16) {
+      const size_t count = io->reap(results);
+      ASSERT_GT(count, 0u);
+      for (const IoResult& result : std::span(results).first(count)) {
+        EXPECT_EQ(result.error, 0);
+        EXPECT_EQ(result.bytes, kBytes);
+        EXPECT_TRUE(tags.insert(result.tag).second) << "tag " << result.tag << " twice";
+      }
+    }
+    EXPECT_EQ(*tags.begin(), 100u);
+    EXPECT_EQ(*tags.rbegin(), 115u);
+  }
+  EXPECT_EQ(in, out);
+}
+
+TEST_P(AsyncIoContract, RefillsTheQueueManyTimes) {
+  const auto io = open(3);
+  std::vector<std::byte> page(4096);
+  std::vector<IoResult> results(3);
+  uint64_t submitted = 0, reaped = 0, tag_sum = 0;
+  while (reaped < 1000) {
+    while (submitted < 1000 && submitted - reaped < 3) {
+      const IoRequest next = request(true, submitted % 7 * 4096, page, submitted);
+      io->submit(std::span(&next, 1));
+      ++submitted;
+    }
+    const size_t count = io->reap(results);
+    for (const IoResult& result : std::span(results).first(count)) tag_sum += result.tag;
+    reaped += count;
+  }
+  EXPECT_EQ(tag_sum, 999u * 1000 / 2);
+}
+
+TEST_P(AsyncIoContract, ReapsNothingWhenIdle) {
+  const auto io = open(2);
+  IoResult result{};
+  EXPECT_EQ(io->reap(std::span(&result, 1)), 0u);
+}
+
+TEST_P(AsyncIoContract, RejectsMoreThanItsDepth) {
+  const auto io = open(2);
+  std::vector<std::byte> page(4096);
+  const std::vector<IoRequest> three(3, request(false, 0, page));
+  EXPECT_DEATH(io->submit(three), "CHECK");
+}
+
+TEST_P(AsyncIoContract, ReadsShortAtTheEnd) {
+  const auto io = open(2);
+  std::vector<std::byte> page = pattern(2, 5000);
+  run(*io, request(true, 0, page));
+  std::vector<std::byte> in(8192);
+  const IoResult partial = run(*io, request(false, 4096, in));
+  EXPECT_EQ(partial.error, 0);
+  EXPECT_EQ(partial.bytes, 5000u - 4096u);
+  const IoResult none = run(*io, request(false, 8192, in));
+  EXPECT_EQ(none.error, 0);
+  EXPECT_EQ(none.bytes, 0u);
+}
+
+TEST_P(AsyncIoContract, ReportsABadDescriptorAsAValue) {
+  for (const int bad : {-1, 1 << 20}) {
+    const auto io = open(2, {bad, file_.get()});
+    std::vector<std::byte> page(4096);
+    EXPECT_EQ(run(*io, request(false, 0, page)).error, EBADF) << "descriptor " << bad;
+    IoRequest good = request(true, 0, page);
+    good.file = 1;
+    EXPECT_EQ(run(*io, good).error, 0);
+  }
+}
+
+TEST_P(AsyncIoContract, ReportsAReadOnlyDescriptorAsAValue) {
+  const Fd read_only(::open(("/proc/self/fd/" + std::to_string(file_.get())).c_str(), O_RDONLY),
+                     "read-only");
+  ASSERT_TRUE(read_only.valid());
+  const auto io = open(2, {read_only.get()});
+  std::vector<std::byte> page(4096);
+  EXPECT_EQ(run(*io, request(true, 0, page)).error, EBADF);
+}
+
+TEST_P(AsyncIoContract, FinishesWhatIsInFlightWhenDestroyed) {
+  constexpr size_t kBytes = 1 << 20;
+  std::vector<std::byte> out = pattern(3, 16 * kBytes), in(16 * kBytes);
+  {
+    const auto io = open(16);
+    std::vector<IoRequest> requests;
+    for (size_t i = 0; i < 16; ++i) {
+      requests.push_back(request(true, i * kBytes, std::span(out).subspan(i * kBytes, kBytes), i));
+    }
+    io->submit(requests);
+  }
+  read_exact(file_, 0, in);
+  EXPECT_EQ(in, out);
+}
+
+TEST_P(AsyncIoContract, MayBeUsedByAnotherThreadThanItsMaker) {
+  auto io = open(4);
+  std::vector<std::byte> page = pattern(4, 4096);
+  std::thread([&] { EXPECT_EQ(run(*io, request(true, 0, page)).error, 0); }).join();
+  std::thread([&] {
+    EXPECT_EQ(run(*io, request(false, 0, page)).bytes, 4096u);
+    io.reset();
+  }).join();
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, AsyncIoContract,
+                         testing::Values(Backend{"io_uring", IoBackend::io_uring, false},
+                                         Backend{"threads", IoBackend::threads, false},
+                                         Backend{"automatic", IoBackend::automatic, false},
+                                         Backend{"faultless", IoBackend::threads, true}),
+                         [](const auto& instance) { return std::string(instance.param.label); });
+
+TEST(AsyncIoFactory, RefusesADepthOfZero) {
+  IoOptions options;
+  options.queue_depth = 0;
+  try {
+    make_async_io(options, {});
+    FAIL() << "no Error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_config);
+    EXPECT_STREQ(error.what(), "I/O queue depth 0 is out of range; choose 1 to 32768");
+  }
+}
+
+TEST(AsyncIoFactory, AutomaticAgreesWithItsDescription) {
+  std::string expected = describe_io_backend();
+  expected = expected.substr(0, expected.find(' '));
+  EXPECT_EQ(make_async_io({}, {})->name(), expected);
+}
+
+/// Makes io_uring_setup fail with EPERM in this process from now on, as a container's filter does.
+bool deny_io_uring() {
+  sock_filter program[] = {
+      {BPF_LD | BPF_W | BPF_ABS, 0, 0, offsetof(seccomp_data, nr)},
+      {BPF_JMP | BPF_JEQ | BPF_K, 0, 1, __NR_io_uring_setup},
+      {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ERRNO | EPERM},
+      {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW},
+  };
+  const sock_fprog filter{.len = 4, .filter = program};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+constexpr int kCannotDeny = 77;
+
+/// Runs in a child process: its exit code says what went wrong, stderr is matched by the test.
+[[noreturn]] void use_denied_io_uring() {
+  if (!deny_io_uring()) _exit(kCannotDeny);
+  std::fprintf(stderr, "describes: %s\n", describe_io_backend().c_str());
+  for (int i = 0; i < 3; ++i) std::fprintf(stderr, "took: %s\n", make_async_io({}, {})->name());
+  IoOptions options;
+  options.backend = IoBackend::io_uring;
+  try {
+    make_async_io(options, {});
+    _exit(1);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s: %s\n", error_code_name(error.code()), error.what());
+  }
+  _exit(0);
+}
+
+TEST(AsyncIoFactory, FallsBackToThreadsWithReasonAndCureWhenIoUringIsDenied) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  if (describe_io_backend() != "io_uring") GTEST_SKIP() << describe_io_backend();
+  EXPECT_EXIT(
+      use_denied_io_uring(), testing::ExitedWithCode(0),
+      "describes: threads \\(io_uring_setup: Operation not permitted; a seccomp filter denies "
+      "it\\)(.|\n)*NVMe I/O uses threads \\(io_uring_setup: Operation not permitted(.|\n)*"
+      "io_uring does not work here(.|\n)*threads cost more CPU; to use it, allow io_uring_setup"
+      "(.|\n)*took: threads\ntook: threads\ntook: threads\n"  // nothing logged between them
+      "io: I/O backend io_uring does not work here \\(io_uring_setup: Operation not permitted; a "
+      "seccomp filter denies it\\); allow io_uring_setup.*or choose the backend automatic");
+}
+
+}  // namespace
+}  // namespace overspill

@@ -1,0 +1,264 @@
+// Faults below a channel: injected ones at every request, and real ones from small and broken
+// loop devices. Each must end in one clean Error, with nothing in flight and the channel usable.
+#include <gtest/gtest.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+
+#include "engine/base/error.h"
+#include "engine/base/random.h"
+#include "engine/base/units.h"
+#include "nvme/volume.h"
+
+namespace overspill {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Freed {
+  void operator()(std::byte* memory) const { std::free(memory); }
+};
+using Buffer = std::unique_ptr<std::byte, Freed>;
+
+Buffer make_buffer(uint64_t bytes, uint64_t key) {
+  Buffer made(static_cast<std::byte*>(std::aligned_alloc(kIoAlignment, bytes)));
+  for (uint64_t i = 0; i < bytes; i += 8) {
+    const uint64_t bits = random_bits(key, i);
+    std::memcpy(made.get() + i, &bits, 8);
+  }
+  return made;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+class NvmeFault : public testing::Test {
+ protected:
+  static constexpr uint64_t kBytes = 64 * kKiB;  // 16 requests of 4 KiB
+
+  void SetUp() override {
+    std::string name = fs::temp_directory_path() / "overspill-fault-XXXXXX";
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    root_ = name;
+  }
+  void TearDown() override {
+    for (auto command = undo_.rbegin(); command != undo_.rend(); ++command) {
+      EXPECT_TRUE(shell(*command)) << *command;
+    }
+    fs::remove_all(root_);
+  }
+
+  static IoOptions options(const FaultPlan& plan, uint32_t depth, uint64_t block = 4096) {
+    IoOptions made;
+    made.block_size = block;
+    made.queue_depth = depth;
+    made.wrap = [plan](std::unique_ptr<AsyncIo> io) { return make_faulty_io(std::move(io), plan); };
+    return made;
+  }
+
+  static std::string failure(Channel& channel, bool write, std::byte* memory, uint64_t bytes) {
+    try {
+      const Channel::Segment segment{.offset = 0, .memory = memory, .bytes = bytes};
+      if (write)
+        channel.write({&segment, 1});
+      else
+        channel.read({&segment, 1});
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::io);
+      return error.what();
+    }
+    return "";
+  }
+
+  /// The trimmed output of a shell command, or nothing when it failed.
+  static std::optional<std::string> shell(const std::string& command) {
+    FILE* pipe = popen((command + " 2>/dev/null").c_str(), "r");
+    if (pipe == nullptr) return std::nullopt;
+    std::string output;
+    std::array<char, 256> line;
+    while (fgets(line.data(), line.size(), pipe) != nullptr) output += line.data();
+    if (pclose(pipe) != 0) return std::nullopt;
+    while (!output.empty() && output.back() == '\n') output.pop_back();
+    return output;
+  }
+
+  /// Mounts a new ext4 of `mebibytes` whose backing file is root_/disk; false when not permitted.
+  bool mount_small_disk(int mebibytes) {
+    const std::string disk = root_ / "disk", mounted = root_ / "mnt";
+    fs::create_directory(mounted);
+    if (!shell("truncate -s " + std::to_string(mebibytes) + "M " + disk)) return false;
+    if (!shell("mkfs.ext4 -q -m 0 -O ^has_journal " + disk)) return false;
+    const auto device = shell("losetup -f --show " + disk);
+    if (!device) return false;
+    undo_.push_back("losetup -d " + *device);
+    if (!shell("mount " + *device + " " + mounted)) return false;
+    // A deleted swap file that something still holds open makes the first one fail.
+    undo_.push_back("umount " + mounted + " || { umount -l " + mounted + "; false; }");
+    return true;
+  }
+
+  fs::path root_;
+  std::vector<std::string> undo_;
+};
+
+TEST_F(NvmeFault, EveryRequestMayFailAndTheNextTransferWorks) {
+  const Volume volume(
+      {.directories = {root_ / "a", root_ / "b"}, .capacity_bytes = kBytes, .stripe_bytes = 8192});
+  const Buffer out = make_buffer(kBytes, 1), in = make_buffer(kBytes, 2);
+  for (const uint32_t depth : {1u, 4u, 16u}) {
+    for (uint64_t k = 0; k < kBytes / 4096; ++k) {
+      for (const bool write : {true, false}) {
+        Channel channel(volume, options({.fail_request = k, .error = ENODEV, .times = 1}, depth));
+        const std::string text = failure(channel, write, out.get(), kBytes);
+        EXPECT_TRUE(text.starts_with(write ? "write 4096 bytes at offset 0x" : "read 4096 bytes"))
+            << "request " << k << ": " << text;
+        EXPECT_TRUE(contains(text, ": No such device (")) << text;
+        EXPECT_EQ(channel.stats().retries, 0u);
+        // What the failed transfer left in flight would fail the counts or the bytes here.
+        channel.write({{{.offset = 0, .memory = out.get(), .bytes = kBytes}}});
+        std::memset(in.get(), 0, kBytes);
+        channel.read({{{.offset = 0, .memory = in.get(), .bytes = kBytes}}});
+        ASSERT_EQ(std::memcmp(in.get(), out.get(), kBytes), 0) << "request " << k;
+      }
+    }
+  }
+}
+
+TEST_F(NvmeFault, NamesBytesPlaceFileCauseAndNextStep) {
+  const Volume volume({.directories = {root_}, .capacity_bytes = kMiB});
+  Channel channel(volume, options({.fail_request = 3, .error = EIO}, 1));
+  const Buffer memory = make_buffer(kBytes, 1);
+  EXPECT_EQ(failure(channel, false, memory.get(), kBytes),
+            "read 4096 bytes at offset 0x4000 of " + volume.files()[0].path().string() +
+                ": Input/output error after 3 tries (12288 of 65536 bytes done); check the drive "
+                "(dmesg), then resume from the last checkpoint");
+  EXPECT_EQ(channel.stats().retries, 2u);
+  EXPECT_EQ(channel.stats().bytes, 12288u);
+}
+
+TEST_F(NvmeFault, RetriesWhatMayPass) {
+  const Volume volume({.directories = {root_}, .capacity_bytes = kMiB});
+  const Buffer out = make_buffer(kBytes, 1), in = make_buffer(kBytes, 2);
+  for (const int error : {EIO, EAGAIN, EINTR}) {
+    for (const uint32_t depth : {1u, 4u}) {
+      Channel channel(volume, options({.fail_request = 5, .error = error, .times = 2}, depth));
+      channel.write({{{.offset = 0, .memory = out.get(), .bytes = kBytes}}});
+      channel.read({{{.offset = 0, .memory = in.get(), .bytes = kBytes}}});
+      EXPECT_EQ(std::memcmp(in.get(), out.get(), kBytes), 0);
+      EXPECT_EQ(channel.stats().retries, 2u);
+      EXPECT_EQ(channel.stats().requests, 2 * kBytes / 4096 + 2);
+    }
+  }
+}
+
+TEST_F(NvmeFault, DoesNotRetryAFullOrReadOnlyDrive) {
+  const Volume volume({.directories = {root_}, .capacity_bytes = kMiB});
+  const Buffer memory = make_buffer(kBytes, 1);
+  const std::string path = volume.files()[0].path();
+  Channel full(volume, options({.fail_request = 0, .error = ENOSPC}, 1));
+  EXPECT_EQ(
+      failure(full, true, memory.get(), kBytes),
+      "write 4096 bytes at offset 0x1000 of " + path +
+          ": No space left on device (0 of "
+          "65536 bytes done); free space there or set offload.nvme_paths to a larger drive, then "
+          "resume from the last checkpoint");
+  EXPECT_EQ(full.stats().requests, 1u);
+  Channel read_only(volume, options({.fail_request = 1, .error = EROFS}, 1));
+  const std::string text = failure(read_only, true, memory.get(), kBytes);
+  EXPECT_TRUE(contains(text,
+                       "Read-only file system (4096 of 65536 bytes done); make the file "
+                       "system writable again"))
+      << text;
+  EXPECT_EQ(read_only.stats().requests, 2u);
+}
+
+TEST_F(NvmeFault, ContinuesShortTransfers) {
+  const Volume volume({.directories = {root_}, .capacity_bytes = kMiB});
+  const Buffer out = make_buffer(kBytes, 1), in = make_buffer(kBytes, 2);
+  for (uint64_t k = 0; k < 8; ++k) {  // 4 writes of 20 KiB or less, then 4 reads
+    Channel channel(volume, options({.short_request = k}, 2, 20 * kKiB));
+    channel.write({{{.offset = 0, .memory = out.get(), .bytes = kBytes}}});
+    std::memset(in.get(), 0, kBytes);
+    channel.read({{{.offset = 0, .memory = in.get(), .bytes = kBytes}}});
+    EXPECT_EQ(std::memcmp(in.get(), out.get(), kBytes), 0) << "request " << k;
+    EXPECT_EQ(channel.stats().bytes, 2 * kBytes);
+    // The last block is one page: it cannot be cut.
+    EXPECT_EQ(channel.stats().requests, k % 4 == 3 ? 8u : 9u);
+  }
+}
+
+TEST_F(NvmeFault, ReportsASwapFileThatWasCutShort) {
+  const Volume volume({.directories = {root_}, .capacity_bytes = kBytes, .stripe_bytes = kBytes});
+  ASSERT_EQ(truncate(volume.files()[0].path().c_str(), 4096 + 8192), 0);
+  Channel channel(volume, options({}, 1, kBytes));
+  const Buffer memory = make_buffer(kBytes, 1);
+  const std::string text = failure(channel, false, memory.get(), kBytes);
+  EXPECT_EQ(text, "read 57344 bytes at offset 0x3000 of " + volume.files()[0].path().string() +
+                      ": end of file (8192 of 65536 bytes done); find what cut the swap file short"
+                      ", then resume from the last checkpoint");
+}
+
+TEST_F(NvmeFault, RefusesADriveThatIsTooSmallAndLeavesNothing) {
+  if (!mount_small_disk(32)) GTEST_SKIP() << "loop devices and mount are not permitted here";
+  const fs::path small = root_ / "mnt";
+  fs::create_directory(root_ / "large");
+  const auto free_before = fs::space(small).available;
+  try {
+    const Volume volume({.directories = {root_ / "large", small}, .capacity_bytes = 128 * kMiB});
+    FAIL() << "no Error";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_EQ(error.code(), ErrorCode::does_not_fit);
+    EXPECT_TRUE(text.starts_with("swap file in " + small.string() +
+                                 ": needs 64.00 MiB (67112960 "
+                                 "bytes), "))
+        << text;
+    EXPECT_TRUE(contains(text,
+                         "free; free space there, or set offload.nvme_paths to a larger "
+                         "drive"))
+        << text;
+  }
+  EXPECT_TRUE(fs::is_empty(root_ / "large"));
+  EXPECT_EQ(fs::space(small).available, free_before);
+  const Volume fits({.directories = {small}, .capacity_bytes = 16 * kMiB});
+}
+
+TEST_F(NvmeFault, ReportsARealInputOutputError) {
+  if (!mount_small_disk(64)) GTEST_SKIP() << "loop devices and mount are not permitted here";
+  for (const IoBackend backend : {IoBackend::automatic, IoBackend::threads}) {
+    const uint64_t bytes = 32 * kMiB;
+    const Volume volume({.directories = {root_ / "mnt"}, .capacity_bytes = bytes});
+    if (!volume.direct()) GTEST_SKIP() << "no O_DIRECT on " << root_;
+    IoOptions options;
+    options.backend = backend;
+    Channel channel(volume, options);
+    const Buffer out = make_buffer(bytes, 1);
+    channel.write({{{.offset = 0, .memory = out.get(), .bytes = bytes}}});
+    ASSERT_EQ(truncate((root_ / "disk").c_str(), 8 * kMiB), 0);
+    const std::string text = failure(channel, false, out.get(), bytes);
+    EXPECT_TRUE(text.starts_with("read ")) << text;
+    EXPECT_TRUE(contains(text, volume.files()[0].path().string() + ": Input/output error after 3 "
+                                                                   "tries ("))
+        << text;
+    EXPECT_TRUE(contains(text,
+                         " of 33554432 bytes done); check the drive (dmesg), then resume "
+                         "from the last checkpoint"))
+        << text;
+    EXPECT_LT(channel.stats().bytes, 2 * bytes);
+    ASSERT_EQ(truncate((root_ / "disk").c_str(), 64 * kMiB), 0);
+    channel.write({{{.offset = 0, .memory = out.get(), .bytes = bytes}}});
+    channel.read({{{.offset = 0, .memory = out.get(), .bytes = bytes}}});
+  }
+}
+
+}  // namespace
+}  // namespace overspill

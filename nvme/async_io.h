@@ -60,6 +60,10 @@ std::unique_ptr<AsyncIo> make_async_io(const IoOptions& options, std::span<const
 /// "threads (io_uring_setup: Operation not permitted; kernel.io_uring_disabled=2)".
 std::string describe_io_backend();
 
+/// The ring flags and operations this kernel offers, such as "coop_taskrun defer_taskrun sqpoll; 49
+/// operations"; "none" where no ring can be made.
+std::string describe_io_uring_features();
+
 /// Seeded faults for tests: the k-th request (from 0) fails with `error`, or is cut short.
 struct FaultPlan {
   uint64_t fail_request = UINT64_MAX;

@@ -1,6 +1,7 @@
 // AsyncIo over one plain io_uring. Setup flags stop at COOP_TASKRUN: SINGLE_ISSUER would tie the
 // ring to the thread that constructs and probes it, and lanes use it from another.
 // One thread at a time; no SQPOLL, no IOPOLL, no registered buffers.
+#include <fmt/format.h>
 #include <liburing.h>
 #include <unistd.h>
 
@@ -194,6 +195,34 @@ io_backend::UringAttempt io_backend::make_uring_io(uint32_t depth, std::span<con
     }
   }
   return {.io = std::move(io)};
+}
+
+std::string describe_io_uring_features() {
+  struct Flag {
+    const char* name;
+    uint32_t bits;
+  };
+  constexpr uint32_t kSingleIssuer = 1U << 12, kDeferTaskrun = 1U << 13;  // Linux 6.0, 6.1
+  constexpr Flag kFlags[] = {{"coop_taskrun", IORING_SETUP_COOP_TASKRUN},
+                             {"single_issuer", kSingleIssuer},
+                             {"defer_taskrun", kSingleIssuer | kDeferTaskrun},
+                             {"sqpoll", IORING_SETUP_SQPOLL},
+                             {"iopoll", IORING_SETUP_IOPOLL}};
+  std::string text;
+  for (const Flag& flag : kFlags) {
+    io_uring ring{};
+    io_uring_params parameters{};
+    parameters.flags = flag.bits;
+    if (io_uring_queue_init_params(1, &ring, &parameters) < 0) continue;
+    io_uring_queue_exit(&ring);
+    text += (text.empty() ? "" : " ") + std::string(flag.name);
+  }
+  io_uring_probe* probe = io_uring_get_probe();
+  if (probe == nullptr) return text.empty() ? "none" : text;
+  uint32_t operations = 0;
+  for (int op = 0; op <= probe->last_op; ++op) operations += io_uring_opcode_supported(probe, op);
+  io_uring_free_probe(probe);
+  return fmt::format("{}; {} operations", text.empty() ? "no flags" : text, operations);
 }
 
 }  // namespace overspill

@@ -4,6 +4,7 @@
 
 #include <hwloc.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -247,6 +248,10 @@ Machine read_machine() {
   machine.l3_domains = count_of(topology, HWLOC_OBJ_L3CACHE);
   machine.memory_bytes = hwloc_get_root_obj(topology.get())->total_memory;
   if (hwloc_topology_is_thissystem(topology.get())) {
+    // Memory added to a running virtual machine may belong to no node.
+    const uint64_t installed = static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+                               static_cast<uint64_t>(::sysconf(_SC_PAGE_SIZE));
+    machine.memory_bytes = std::max(machine.memory_bytes, installed);
     machine.memory_bytes = std::min(machine.memory_bytes, container_memory_bytes());
   }
   machine.numa_nodes = read_numa_nodes(topology);

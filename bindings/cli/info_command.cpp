@@ -31,6 +31,7 @@ struct Report {
   std::map<std::string, std::vector<std::string>> mounts;  ///< by drive name
   std::string kernel;
   std::string io_backend;
+  std::string io_uring_features;
   std::string io_uring_disabled;  ///< empty: the kernel has no such setting
   std::string huge_pages;         ///< "always", "madvise", "never"; empty: unknown
   uint64_t memlock_bytes = 0;
@@ -100,6 +101,7 @@ Report gather() {
   report.mounts = read_mounts(report.machine.drives);
   report.kernel = read_kernel();
   report.io_backend = describe_io_backend();
+  report.io_uring_features = describe_io_uring_features();
   report.io_uring_disabled = text_or_empty("/proc/sys/kernel/io_uring_disabled");
   report.huge_pages = bracketed(text_or_empty("/sys/kernel/mm/transparent_hugepage/enabled"));
   report.memlock_bytes = memlock_limit_bytes();
@@ -185,6 +187,7 @@ void print_text(const Report& report) {
   print_machine(report);
   print_row("kernel", report.kernel);
   print_row("i/o backend", report.io_backend);
+  print_row("io_uring", report.io_uring_features);
   print_row("io_uring_disabled", io_uring_setting_text(report.io_uring_disabled));
   print_row("huge pages", huge_pages_text(report.huge_pages));
   print_row("memlock limit", memlock_text(report.memlock_bytes));
@@ -234,6 +237,7 @@ void print_json(const Report& report) {
   const Json json = {{"machine", machine_json(report)},
                      {"kernel", report.kernel},
                      {"io_backend", report.io_backend},
+                     {"io_uring_features", report.io_uring_features},
                      {"io_uring_disabled", text_json(report.io_uring_disabled)},
                      {"transparent_huge_pages", text_json(report.huge_pages)},
                      {"memlock_limit_bytes", unlimited ? Json() : Json(report.memlock_bytes)}};

@@ -25,8 +25,8 @@ uint64_t choose_chunk_parameters(const ModelShape& model, const PlanOptions& opt
   uint64_t largest = 0;
   for (const LayerShape& layer : model.layers) largest = std::max(largest, layer.padded);
   uint64_t chunk = std::min(kDefaultChunkParameters, largest);
-  // Small host budgets get small slots: a few of each must leave half of the budget for homes.
-  const uint64_t per_parameter = 4 * options.weight_bytes() + 2 * options.optimizer_bytes();
+  // Small host budgets get small slots: enough of each to pipeline must leave half of it for homes.
+  const uint64_t per_parameter = 6 * options.weight_bytes() + 4 * options.optimizer_bytes();
   while (chunk > kParameterAlignment && chunk * per_parameter > options.host_memory / 2) {
     chunk = round_up(chunk / 2, kParameterAlignment);
   }

@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -69,22 +70,29 @@ void copy_tokenizer(const fs::path& source, const fs::path& directory) {
   }
 }
 
+/// Of a manifest without its own checksum.
+std::string manifest_hash(const nlohmann::json& manifest) {
+  const std::string text = manifest.dump();
+  return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
+}
+
 void write_manifest(const fs::path& directory, const TrainingPosition& p, Precision precision) {
   nlohmann::json files = nlohmann::json::object();
   for (const auto& entry : fs::directory_iterator(directory)) {
     files[entry.path().filename().string()] = {{"bytes", entry.file_size()},
                                                {"xxh3", file_hash(entry.path())}};
   }
-  const nlohmann::json manifest = {{"format", kFormatVersion},
-                                   {"step", p.step},
-                                   {"updates", p.updates},
-                                   {"data_cursor", p.cursor},
-                                   {"tokens", p.tokens},
-                                   {"seed", p.seed},
-                                   {"shuffle", p.shuffle},
-                                   {"sequence_len", p.sequence_len},
-                                   {"precision", precision_name(precision)},
-                                   {"files", files}};
+  nlohmann::json manifest = {{"format", kFormatVersion},
+                             {"step", p.step},
+                             {"updates", p.updates},
+                             {"data_cursor", p.cursor},
+                             {"tokens", p.tokens},
+                             {"seed", p.seed},
+                             {"shuffle", p.shuffle},
+                             {"sequence_len", p.sequence_len},
+                             {"precision", precision_name(precision)},
+                             {"files", files}};
+  manifest["xxh3"] = manifest_hash(manifest);
   write_text_file(directory / kManifest, manifest.dump(2) + "\n");
 }
 
@@ -107,13 +115,49 @@ std::optional<uint64_t> checkpoint_step(const fs::path& path) {
   return step;
 }
 
-void remove_oldest(const fs::path& output_dir, uint32_t limit) {
-  std::vector<std::pair<uint64_t, fs::path>> found;
-  for (const auto& entry : fs::directory_iterator(output_dir)) {
-    if (const auto step = checkpoint_step(entry.path())) found.emplace_back(*step, entry.path());
+/// Puts a complete checkpoint in its place. An older one of the same step, which `latest` may name,
+/// is there until the very moment the new one is.
+void move_into_place(const fs::path& temporary, const fs::path& target) {
+  if (fs::exists(target) &&
+      renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {
+    sync_directory(target.parent_path());
+    fs::remove_all(temporary);
+    return;
   }
-  std::sort(found.begin(), found.end());
-  for (size_t i = 0; i + limit < found.size(); ++i) fs::remove_all(found[i].second);
+  fs::remove_all(target);  // a file system that cannot exchange
+  rename_durably(temporary, target);
+}
+
+/// Keeps `limit` checkpoints: the one just saved, even where an abandoned run left later steps, and
+/// those of the highest steps.
+void remove_oldest(const fs::path& saved, uint32_t limit) {
+  std::vector<std::pair<uint64_t, fs::path>> others;
+  for (const auto& entry : fs::directory_iterator(saved.parent_path())) {
+    const auto step = checkpoint_step(entry.path());
+    if (step && entry.path() != saved) others.emplace_back(*step, entry.path());
+  }
+  std::sort(others.begin(), others.end());
+  for (size_t i = 0; i + limit - 1 < others.size(); ++i) fs::remove_all(others[i].second);
+}
+
+/// Compares every file with its size and checksum in the manifest.
+void check_files(const fs::path& directory, const nlohmann::json& files) {
+  for (const auto& [name, expected] : files.items()) {
+    const fs::path path = directory / name;
+    const auto remedy = "the checkpoint is damaged; resume from another one";
+    if (!fs::exists(path)) {
+      fail(ErrorCode::invalid_file, "{}: listed in {} but missing; {}", path.string(), kManifest,
+           remedy);
+    }
+    if (fs::file_size(path) != expected.at("bytes").get<uint64_t>()) {
+      fail(ErrorCode::invalid_file, "{}: {} bytes, {} says {}; {}", path.string(),
+           fs::file_size(path), kManifest, expected.at("bytes").dump(), remedy);
+    }
+    if (file_hash(path) != expected.at("xxh3").get<std::string>()) {
+      fail(ErrorCode::invalid_file, "{}: its content does not match the checksum in {}; {}",
+           path.string(), kManifest, remedy);
+    }
+  }
 }
 
 }  // namespace
@@ -138,10 +182,9 @@ fs::path save_checkpoint(PageStore& store, const TrainingPosition& position,
       write_manifest(temporary, position, store.layout().options.precision);
     }
     sync_directory(temporary);
-    fs::remove_all(target);  // the same step saved before, by a run that was resumed
-    rename_durably(temporary, target);
+    move_into_place(temporary, target);
     if (!options.only_model) point_latest(options.output_dir, name);
-    if (options.total_limit > 0) remove_oldest(options.output_dir, options.total_limit);
+    if (options.total_limit > 0) remove_oldest(target, options.total_limit);
   } catch (const fs::filesystem_error& error) {
     std::error_code ignored;
     fs::remove_all(temporary, ignored);
@@ -173,6 +216,14 @@ Checkpoint open_checkpoint(const fs::path& directory) {
       fail(ErrorCode::invalid_file, "{}: format {} is not the {} this version reads",
            manifest_path.string(), manifest.at("format").dump(), kFormatVersion);
     }
+    const std::string own = manifest.at("xxh3").get<std::string>();
+    manifest.erase("xxh3");
+    if (manifest_hash(manifest) != own) {
+      fail(ErrorCode::invalid_file,
+           "{}: its content does not match its checksum; the checkpoint is damaged; resume from "
+           "another one",
+           manifest_path.string());
+    }
     TrainingPosition& p = checkpoint.position;
     manifest.at("step").get_to(p.step);
     manifest.at("updates").get_to(p.updates);
@@ -182,22 +233,7 @@ Checkpoint open_checkpoint(const fs::path& directory) {
     manifest.at("shuffle").get_to(p.shuffle);
     manifest.at("sequence_len").get_to(p.sequence_len);
     manifest.at("precision").get_to(checkpoint.precision);
-    for (const auto& [name, expected] : manifest.at("files").items()) {
-      const fs::path path = directory / name;
-      const auto remedy = "the checkpoint is damaged; resume from another one";
-      if (!fs::exists(path)) {
-        fail(ErrorCode::invalid_file, "{}: listed in {} but missing; {}", path.string(), kManifest,
-             remedy);
-      }
-      if (fs::file_size(path) != expected.at("bytes").get<uint64_t>()) {
-        fail(ErrorCode::invalid_file, "{}: {} bytes, {} says {}; {}", path.string(),
-             fs::file_size(path), kManifest, expected.at("bytes").dump(), remedy);
-      }
-      if (file_hash(path) != expected.at("xxh3").get<std::string>()) {
-        fail(ErrorCode::invalid_file, "{}: its content does not match the checksum in {}; {}",
-             path.string(), kManifest, remedy);
-      }
-    }
+    check_files(directory, manifest.at("files"));
   } catch (const nlohmann::json::exception& error) {
     fail(ErrorCode::invalid_file, "{}: {}; the checkpoint is damaged; resume from another one",
          manifest_path.string(), error.what());
@@ -207,7 +243,14 @@ Checkpoint open_checkpoint(const fs::path& directory) {
 
 std::optional<fs::path> latest_checkpoint(const fs::path& output_dir) {
   const fs::path link = output_dir / "latest";
-  if (!fs::exists(link)) return {};
+  if (!fs::exists(fs::symlink_status(link))) return {};
+  if (!fs::exists(link)) {
+    // Starting over in silence would throw the trained steps away.
+    fail(ErrorCode::not_found,
+         "{}: names {}, which is not there; set resume_from_checkpoint to another checkpoint, or "
+         "remove the link to start from the base model",
+         link.string(), fs::is_symlink(link) ? fs::read_symlink(link).string() : "nothing");
+  }
   return fs::canonical(link);
 }
 

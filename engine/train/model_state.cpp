@@ -8,6 +8,7 @@
 #include "engine/base/error.h"
 #include "engine/base/parallel.h"
 #include "engine/base/random.h"
+#include "engine/train/stage_progress.h"
 #include "optim/split_master.h"
 
 namespace overspill {
@@ -24,9 +25,13 @@ struct Piece {
   size_t tensor_index;  ///< over the whole model
 };
 
-/// Calls visit(layer, chunk index, pieces) for every chunk.
+/// Calls visit(layer, chunk index, pieces) for every chunk; progress counts parameter_bytes each.
 template <class Visit>
-void for_chunks(const Layout& layout, const Visit& visit) {
+void for_chunks(const Layout& layout, const char* what, uint64_t parameter_bytes,
+                const Visit& visit) {
+  uint64_t parameters = 0;
+  for (const Chunk& chunk : layout.chunks) parameters += chunk.parameters;
+  StageProgress progress(what, parameters * parameter_bytes);
   size_t first_tensor = 0;
   std::vector<Piece> pieces;
   for (uint32_t l = 0; l < layout.model.layers.size(); ++l) {
@@ -44,6 +49,7 @@ void for_chunks(const Layout& layout, const Visit& visit) {
             {&tensor, begin - tensor.offset, begin - chunk.begin, end - begin, first_tensor + t});
       }
       visit(l, c, pieces);
+      progress.add(chunk.parameters * parameter_bytes);
     }
     first_tensor += shape.tensors.size();
   }
@@ -51,11 +57,12 @@ void for_chunks(const Layout& layout, const Visit& visit) {
 
 /// Fills every master through fill(piece, first element, floats), a block at a time.
 template <class Fill>
-void fill_masters(PageStore& store, const Fill& fill) {
+void fill_masters(PageStore& store, const char* what, const Fill& fill) {
   const Layout& layout = store.layout();
   const bool split = layout.options.precision == Precision::bf16;
   std::vector<float> block(split ? kBlock : 0);
-  for_chunks(layout, [&](uint32_t l, uint32_t c, const std::vector<Piece>& pieces) {
+  const uint32_t bytes = layout.options.weight_bytes() + layout.options.remainder_bytes();
+  for_chunks(layout, what, bytes, [&](uint32_t l, uint32_t c, const std::vector<Piece>& pieces) {
     const uint64_t n = layout.chunk(l, c).parameters;
     const PageId w = layout.weight(l, c), o = layout.optimizer(l, c);
     std::byte* weights = store.buffer(w).data();
@@ -125,14 +132,16 @@ void check_model_tensors(const ModelShape& model, const ModelTensors& tensors) {
 
 void load_weights(PageStore& store, const ModelTensors& tensors) {
   check_model_tensors(store.layout().model, tensors);
-  fill_masters(store, [&](const Piece& piece, uint64_t begin, std::span<float> out) {
+  fill_masters(store, "loading weights", [&](const Piece& piece, uint64_t begin,
+                                            std::span<float> out) {
     tensors.read_floats(piece.tensor->name, begin, out);
   });
 }
 
 void initialize_weights(PageStore& store, uint64_t seed) {
   const auto range = static_cast<float>(store.layout().model.config.initializer_range);
-  fill_masters(store, [&](const Piece& piece, uint64_t begin, std::span<float> out) {
+  fill_masters(store, "drawing weights", [&](const Piece& piece, uint64_t begin,
+                                            std::span<float> out) {
     if (!piece.tensor->decay) return std::fill(out.begin(), out.end(), 1.0f);
     const uint64_t key = mix64(seed) ^ mix64(piece.tensor_index + 1);
     parallel_blocks(out.size(), 1 << 14, [&](uint64_t first, uint64_t last) {
@@ -149,14 +158,15 @@ void export_weights(PageStore& store, const std::filesystem::path& directory) {
     specs.push_back({tensor->name, tensor->shape, split ? "BF16" : "F32"});
   }
   ModelTensorsWriter writer(directory, std::move(specs));
-  for_chunks(layout, [&](uint32_t l, uint32_t c, const std::vector<Piece>& pieces) {
+  const uint32_t weight_bytes = layout.options.weight_bytes();
+  const auto write_chunk = [&](uint32_t l, uint32_t c, const std::vector<Piece>& pieces) {
     const std::span<const std::byte> weights = store.load(layout.weight(l, c));
-    const uint32_t bytes = layout.options.weight_bytes();
     for (const Piece& piece : pieces) {
       writer.write(piece.tensor_index, piece.tensor_begin,
-                   weights.subspan(piece.chunk_begin * bytes, piece.count * bytes));
+                   weights.subspan(piece.chunk_begin * weight_bytes, piece.count * weight_bytes));
     }
-  });
+  };
+  for_chunks(layout, "saving weights", weight_bytes, write_chunk);
   writer.finish();
 }
 
@@ -171,7 +181,7 @@ void save_optimizer(PageStore& store, const std::filesystem::path& file, bool mo
     }
   }
   SafetensorsWriter writer(file, std::move(specs), {{"format", "pt"}});
-  for_chunks(layout, [&](uint32_t l, uint32_t c, const std::vector<Piece>& pieces) {
+  const auto write_chunk = [&](uint32_t l, uint32_t c, const std::vector<Piece>& pieces) {
     if (arrays.empty()) return;
     const Chunk& chunk = layout.chunk(l, c);
     const auto state = store.load(layout.optimizer(l, c), state_bytes(layout, chunk, moments_zero));
@@ -183,7 +193,8 @@ void save_optimizer(PageStore& store, const std::filesystem::path& file, bool mo
             values.subspan(piece.chunk_begin * arrays[a].bytes, piece.count * arrays[a].bytes));
       }
     }
-  });
+  };
+  for_chunks(layout, "saving optimizer state", layout.options.optimizer_bytes(), write_chunk);
   writer.finish();
 }
 
@@ -206,7 +217,7 @@ void load_optimizer(PageStore& store, const std::filesystem::path& path, bool mo
   for (const LayerTensor* tensor : all_tensors(layout.model)) {
     for (const StateArray& array : arrays) entry(*tensor, array);
   }
-  for_chunks(layout, [&](uint32_t l, uint32_t c, const std::vector<Piece>& pieces) {
+  const auto read_chunk = [&](uint32_t l, uint32_t c, const std::vector<Piece>& pieces) {
     const Chunk& chunk = layout.chunk(l, c);
     const uint64_t bytes = state_bytes(layout, chunk, moments_zero);
     const std::span<std::byte> state = store.buffer(layout.optimizer(l, c)).first(bytes);
@@ -219,7 +230,8 @@ void load_optimizer(PageStore& store, const std::filesystem::path& path, bool mo
       }
     }
     store.store(layout.optimizer(l, c), bytes);
-  });
+  };
+  for_chunks(layout, "loading optimizer state", layout.options.optimizer_bytes(), read_chunk);
 }
 
 }  // namespace overspill

@@ -30,6 +30,14 @@ void require_output_dir(const fs::path& path) {
   }
 }
 
+void log_plan(const Layout& layout) {
+  const PlanOptions& o = layout.options;
+  log_info("{} parameters; device {} of {}, host {} of {}, nvme {}; prefetch depth {}",
+           format_count(layout.model.parameters()), format_bytes(layout.device_bytes),
+           format_bytes(o.device_memory), format_bytes(layout.host_bytes),
+           format_bytes(o.host_memory), format_bytes(layout.nvme_bytes), layout.prefetch_depth);
+}
+
 }  // namespace
 
 Trainer::Trainer(const TrainConfig& config)
@@ -55,6 +63,7 @@ Trainer::Trainer(const TrainConfig& config)
   const size_t step_tokens = setup_.batch.tokens() * config.gradient_accumulation_steps;
   tokens_.resize(step_tokens);
   targets_.resize(step_tokens);
+  log_plan(setup_.layout);
   require_output_dir(config.output_dir);
   remove_partial_checkpoints(config.output_dir);
   start_or_resume();

@@ -2,6 +2,7 @@
 // in this process with all its state on NVMe and its curve, and their comparison.
 #pragma once
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -267,6 +267,14 @@ void load_checkpoint(PageStore& store, const Checkpoint& checkpoint) {
   load_optimizer(store, checkpoint.directory / kOptimizer, checkpoint.position.updates == 0);
 }
 
+bool has_checkpoints(const fs::path& output_dir) {
+  if (!fs::exists(output_dir)) return false;
+  for (const auto& entry : fs::directory_iterator(output_dir)) {
+    if (checkpoint_step(entry.path())) return true;
+  }
+  return false;
+}
+
 void remove_partial_checkpoints(const fs::path& output_dir) {
   if (!fs::exists(output_dir)) return;
   for (const auto& entry : fs::directory_iterator(output_dir)) {

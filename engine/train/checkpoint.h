@@ -49,6 +49,9 @@ std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::pa
 /// Fills all pages from the checkpoint.
 void load_checkpoint(PageStore& store, const Checkpoint& checkpoint);
 
+/// True when output_dir holds any checkpoint-<step>.
+bool has_checkpoints(const std::filesystem::path& output_dir);
+
 /// Removes what an interrupted save left under temporary names.
 void remove_partial_checkpoints(const std::filesystem::path& output_dir);
 

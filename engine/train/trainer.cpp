@@ -30,6 +30,20 @@ void require_output_dir(const fs::path& path) {
   }
 }
 
+/// A resumed run must see the sequences that the interrupted one had left.
+void require_same_data_order(const TrainingPosition& position, const TrainConfig& config,
+                             const fs::path& checkpoint) {
+  if (position.seed == config.seed && position.shuffle == config.shuffle &&
+      position.sequence_len == config.sequence_len) {
+    return;
+  }
+  fail(ErrorCode::invalid_config,
+       "{}: its data order (seed {}, shuffle {}, sequence_len {}) is not this run's (seed {}, "
+       "shuffle {}, sequence_len {}); set them to the checkpoint's, or start from it as base_model",
+       checkpoint.string(), position.seed, position.shuffle, position.sequence_len, config.seed,
+       config.shuffle, config.sequence_len);
+}
+
 void log_plan(const Layout& layout) {
   const PlanOptions& o = layout.options;
   log_info("{} parameters; device {} of {}, host {} of {}, nvme {}; prefetch depth {}",
@@ -43,6 +57,7 @@ void log_plan(const Layout& layout) {
 Trainer::Trainer(const TrainConfig& config)
     : setup_(config),
       data_(open_sequences(setup_, false)),
+      start_(find_start(setup_)),
       store_(setup_.layout, {config.offload.nvme_paths, config.offload.io}),
       executor_(store_, setup_.llama) {
   setup_.llama.set_scratch(store_.address(setup_.layout.scratch));
@@ -66,43 +81,54 @@ Trainer::Trainer(const TrainConfig& config)
   log_plan(setup_.layout);
   require_output_dir(config.output_dir);
   remove_partial_checkpoints(config.output_dir);
-  start_or_resume();
+  load(start_);
+  start_ = {};
 }
 
-void Trainer::start_or_resume() {
-  const TrainConfig& config = setup_.config;
+Trainer::Start Trainer::find_start(const RunSetup& setup) {
+  const TrainConfig& config = setup.config;
+  Start start;
   std::optional<fs::path> from;
   if (config.resume_from_checkpoint == "true") {
     from = latest_checkpoint(config.output_dir);
-    if (!from)
-      log_info("no checkpoint in {} yet: starting from the base model", config.output_dir.string());
+    if (!from) log_info("no checkpoint in {} yet: starting anew", config.output_dir.string());
   } else if (!config.resume_from_checkpoint.empty()) {
     from = config.resume_from_checkpoint;
   }
   if (from) {
-    const Checkpoint checkpoint = open_checkpoint(*from);
-    position_ = checkpoint.position;
-    const bool same = position_.seed == config.seed && position_.shuffle == config.shuffle &&
-                      position_.sequence_len == config.sequence_len;
-    if (!same) {
-      fail(ErrorCode::invalid_config,
-           "{}: its data order (seed {}, shuffle {}, sequence_len {}) is not this run's (seed {}, "
-           "shuffle "
-           "{}, sequence_len {}); set them to the checkpoint's, or start from it as base_model",
-           from->string(), position_.seed, position_.shuffle, position_.sequence_len, config.seed,
-           config.shuffle, config.sequence_len);
-    }
-    load_checkpoint(store_, checkpoint);
-    log_info("resumed from {} at step {}", from->string(), position_.step);
+    start.checkpoint = open_checkpoint(*from);
+    require_same_data_order(start.checkpoint->position, config, *from);
+    check_model_tensors(setup.model, ModelTensors(start.checkpoint->directory));
+    return start;
+  }
+  if (has_checkpoints(config.output_dir)) {
+    fail(ErrorCode::invalid_config,
+         "output_dir {} holds checkpoints of an earlier run; continue it with "
+         "resume_from_checkpoint: true, or choose another output_dir",
+         config.output_dir.string());
+  }
+  if (!config.init_from_scratch) {
+    start.model.emplace(config.base_model);
+    check_model_tensors(setup.model, *start.model);
+  }
+  return start;
+}
+
+void Trainer::load(const Start& start) {
+  if (start.checkpoint) {
+    load_checkpoint(store_, *start.checkpoint);
+    position_ = start.checkpoint->position;
+    log_info("resumed from {} at step {}", start.checkpoint->directory.string(), position_.step);
     return;
   }
+  const TrainConfig& config = setup_.config;
   position_.seed = config.seed;
   position_.shuffle = config.shuffle;
   position_.sequence_len = config.sequence_len;
-  if (config.init_from_scratch) {
-    initialize_weights(store_, config.seed);
+  if (start.model) {
+    load_weights(store_, *start.model);
   } else {
-    load_weights(store_, ModelTensors(config.base_model));
+    initialize_weights(store_, config.seed);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "engine/model/safetensors.h"
 #include "engine/run/executor.h"
 #include "engine/train/checkpoint.h"
 #include "engine/train/metrics.h"
@@ -46,7 +47,13 @@ class Trainer {
     const Program* program = nullptr;
   };
 
-  void start_or_resume();
+  /// Where a run's first weights come from, found and checked before anything is allocated.
+  struct Start {
+    std::optional<Checkpoint> checkpoint;
+    std::optional<ModelTensors> model;  ///< neither: random weights
+  };
+  static Start find_start(const RunSetup& setup);
+  void load(const Start& start);
   uint64_t sequences_per_step() const;
   const Program& program(const StepKind& kind);
   StepOutcome train_step();
@@ -64,6 +71,7 @@ class Trainer {
 
   RunSetup setup_;
   std::optional<SequenceData> data_, eval_data_;
+  Start start_;
   uint64_t total_steps_ = 0;
   LrSchedule schedule_;
   AdamWSettings adamw_;

@@ -56,6 +56,7 @@ class ResumeContract : public TrainingTest {
       testing::internal::GetCapturedStdout();
       EXPECT_TRUE(fs::exists(saving.output_dir / "checkpoint-0"));
     }
+    saving.resume_from_checkpoint = "true";
     run(saving);
     for (uint64_t k = 0; k <= kSteps; ++k) {
       for (const bool moved : {false, true}) {
@@ -272,6 +273,18 @@ TEST_F(ResumeContract, DamagedFilesAreRefusedByName) {
     manifest["data_cursor"] = manifest["data_cursor"].get<uint64_t>() + 1;
     put_file(c / "overspill.json", manifest.dump(2) + "\n");
   });
+}
+
+TEST_F(ResumeContract, ANewRunNeverMixesWithAnOldOnesCheckpoints) {
+  TrainConfig made = config();
+  made.max_steps = 1;
+  const FinishedRun first = run(made);
+  const Error error = refusal(made);
+  EXPECT_EQ(error.code(), ErrorCode::invalid_config);
+  EXPECT_TRUE(has(error.what(), made.output_dir.string() + " holds checkpoints"));
+  EXPECT_TRUE(has(error.what(), "resume_from_checkpoint: true"));
+  expect_same_files(first.checkpoint, files_in(made.output_dir / "checkpoint-1"));
+  EXPECT_EQ(metrics_of(made.output_dir).size(), first.lines.size());
 }
 
 TEST_F(ResumeContract, LatestThatNamesNothingIsRefused) {

@@ -185,6 +185,7 @@ TEST_F(TrafficContract, SimulatedAndExecutedTracesHaveTheSameOps) {
     TrainConfig made = config(DeviceMode::discrete, 1);
     made.offload.activations = Placement::nvme;
     if (in_backward) update_in_backward(made);
+    fs::remove_all(made.output_dir);
     const FinishedRun finished = run(made);
     const std::vector<std::string> executed = ops_of(finished.report.trace);
     EXPECT_EQ(executed, ops_of(finished.report.predicted_trace));

@@ -87,8 +87,9 @@ AdamWSettings settings_of(const Json& c) {
   return {c.at("beta1"), c.at("beta2"), c.at("epsilon"), c.at("weight_decay")};
 }
 
-/// Both compute each element in float32 from float64 scalars, but in another order of roundings: a
-/// few units in the last place, relative to the largest term of each sum.
+/// Both compute each element in float32 from float64 scalars, but in another order of roundings: each
+/// step may add a unit in the last place of the largest term that the sum has seen.
+constexpr double kUnit = 0x1p-23;
 void expect_near(const Floats& got, const Floats& want, const Floats& terms, double tolerance) {
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < want.size(); ++i) {
@@ -106,21 +107,27 @@ template <class State>
 void follow_pytorch(const Json& c, std::span<const DecayRange> decay,
                     Floats (*master)(const State&)) {
   State state{c.at("start").get<Floats>()};
-  Floats terms = c.at("start");  // the largest size each weight has had
-  uint64_t t = 0;
+  Floats weights = c.at("start"), gradients(weights.size());  // the largest each has been
+  const auto raise = [](Floats& largest, const Floats& values, float least) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      largest[i] = std::max({std::abs(largest[i]), std::abs(values[i]), least});
+    }
+  };
+  double t = 0;
   for (const Json& golden_step : c.at("steps")) {
     SCOPED_TRACE(t);
-    const AdamWStep step = adamw_step(settings_of(c), golden_step.at("learning_rate"), ++t, 1.0);
-    const Floats gradient = golden_step.at("gradient");
+    ++t;
+    const float rate = golden_step.at("learning_rate");
+    const Floats gradient = golden_step.at("gradient"), weight = golden_step.at("weight");
+    const AdamWStep step =
+        adamw_step(settings_of(c), golden_step.at("learning_rate"), static_cast<uint64_t>(t), 1.0);
     state.update(step, gradient, decay, t == 1);
-    const Floats weight = golden_step.at("weight"), average = golden_step.at("exp_avg");
-    for (size_t i = 0; i < terms.size(); ++i) {
-      terms[i] = std::max(
-          {std::abs(terms[i]), std::abs(weight[i]), golden_step.at("learning_rate").get<float>()});
-    }
-    expect_near(master(state), weight, terms, 1e-7 * static_cast<double>(t));  // a unit a step
-    expect_near(state.exp_avg, average, gradient, 3e-7);
-    expect_near(state.exp_avg_sq, golden_step.at("exp_avg_sq"), Floats(weight.size()), 5e-7);
+    raise(weights, weight, rate);
+    raise(gradients, gradient, 0);
+    expect_near(master(state), weight, weights, kUnit * (1 + t));
+    expect_near(state.exp_avg, golden_step.at("exp_avg"), gradients, kUnit * (1 + t));
+    expect_near(state.exp_avg_sq, golden_step.at("exp_avg_sq"), Floats(weight.size()),
+                kUnit * (2 + t));
   }
 }
 

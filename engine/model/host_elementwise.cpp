@@ -239,7 +239,8 @@ void cross_entropy(float* logits, const int32_t* targets, float scale, float* lo
     float* row = logits + r * vocabulary;
     float maximum;
     const float sum = exp_sum(row, vocabulary, &maximum);
-    loss[r] = maximum + std::log(sum) - row[targets[r]];
+    // The difference first: it is exact for near logits, however large both are.
+    loss[r] = std::log(sum) + (maximum - row[targets[r]]);
     if (scale == 0.0f) return;
     softmax_row(row, vocabulary, maximum, scale / sum);
     row[targets[r]] -= scale;

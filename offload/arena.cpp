@@ -3,8 +3,11 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <fstream>
+#include <optional>
+#include <string_view>
 
 #include "engine/base/error.h"
 #include "engine/base/parallel.h"
@@ -16,10 +19,42 @@ namespace {
 constexpr uint64_t kHugePage = 2 * kMiB;
 constexpr uint64_t kSmallPage = 4 * kKiB;
 
+/// The first number of a small system file, if it has one.
+std::optional<uint64_t> first_number(const std::string& path) {
+  std::ifstream file(path);
+  uint64_t value = 0;
+  return file >> value ? std::optional(value) : std::nullopt;
+}
+
+/// What a new allocation may take without swapping or the out-of-memory killer: the system's
+/// MemAvailable, and what a container's limit (cgroup 2 or 1) leaves.
+uint64_t available_bytes() {
+  uint64_t available = UINT64_MAX;
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string line; std::getline(meminfo, line);) {
+    constexpr std::string_view kKey = "MemAvailable:";
+    if (line.starts_with(kKey)) available = std::stoull(line.substr(kKey.size())) * kKiB;
+  }
+  const auto limit = [&](const std::string& maximum, const std::string& used) {
+    const auto most = first_number(maximum), now = first_number(used);
+    if (most && now) available = std::min(available, *most - std::min(*most, *now));
+  };
+  limit("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current");
+  limit("/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes");
+  return available;
+}
+
 }  // namespace
 
 Arena::Arena(uint64_t bytes, const std::string& name) : bytes_(round_up(bytes, kSmallPage)) {
   if (bytes_ == 0) return;
+  if (const uint64_t available = available_bytes(); bytes_ > available) {
+    fail(ErrorCode::does_not_fit,
+         "{} memory: the run needs {}, but only {} of this machine's memory is available; lower "
+         "offload.{}_memory so that more lives on NVMe, or end other programs",
+         name, format_bytes(bytes_), format_bytes(available), name);
+  }
   const bool huge = bytes_ >= kHugePage;
   const uint64_t reserved = bytes_ + (huge ? kHugePage : 0);
   void* raw = mmap(nullptr, reserved, PROT_READ | PROT_WRITE,

@@ -1,0 +1,194 @@
+// The planner's state while it emits one step: what is in which slot, and the scoreboard. Internal to
+// engine/plan; its parts are planner.cpp (the schedule), step_updates.cpp (weights and optimizer
+// updates) and step_activations.cpp (working copies of activations).
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/base/error.h"
+#include "engine/plan/hazards.h"
+#include "engine/plan/layout.h"
+
+namespace overspill {
+
+/// Where a page is at the moment.
+struct Location {
+  SlotId slot;
+  uint64_t offset = 0;
+};
+
+/// Slots handed out in turn; reuse is ordered by hazards.
+class Pool {
+ public:
+  explicit Pool(const std::vector<SlotId>& slots) : slots_(slots) {}
+  Location next() {
+    CHECK(!slots_.empty());
+    return {slots_[turn_++ % slots_.size()], 0};
+  }
+
+ private:
+  const std::vector<SlotId>& slots_;
+  size_t turn_ = 0;
+};
+
+/// Plans one step; used once.
+class StepPlanner {
+ public:
+  StepPlanner(const Layout& layout, const StepKind& kind)
+      : layout_(layout),
+        kind_(kind),
+        unified_(layout.options.unified),
+        hazards_(layout.slots.size(), layout.pages.size()),
+        stages_(layout.stages),
+        records_(layout.records),
+        device_stages_(layout.device_stages),
+        activation_stages_(layout.activation_stages),
+        gradients_(layout.gradient_ring) {
+    program_.kind = kind;
+    for (const SlotId slot : layout.weight_ring) ring_.push_back({slot, kNobody, 0});
+    for (const SlotId slot : layout.activation_slots) cache_.push_back({slot, PageId{}, false});
+  }
+
+  Program plan();
+
+ private:
+  static constexpr uint32_t kNobody = UINT32_MAX;
+  struct RingEntry {
+    SlotId slot;
+    uint32_t layer;
+    uint64_t last_use;
+  };
+  struct CacheEntry {
+    SlotId slot;
+    PageId page;
+    bool dirty;
+  };
+
+  uint32_t head() const { return layout_.model.head(); }
+  bool tied() const { return layout_.model.config.tie_word_embeddings; }
+  const Page& page(PageId id) const { return layout_.page(id); }
+  Location home(PageId id) const { return {page(id).home_slot, page(id).home_offset}; }
+  bool updates_in_backward() const { return layout_.options.update == UpdateTiming::in_backward; }
+  /// AdamW runs where the optimizer state lives, on the host when it is on NVMe.
+  bool updates_on_device(uint32_t layer) const {
+    return !unified_ && page(layout_.optimizer(layer, 0)).home == Tier::device;
+  }
+
+  Access access(Location at, PageId id, AccessMode mode) const {
+    return {at.slot, at.offset, page(id).bytes, id, 1, mode};
+  }
+  Access access(Location at, PageId id, AccessMode mode, uint64_t bytes) const {
+    return {at.slot, at.offset, bytes, id, 1, mode};
+  }
+  Access layer_weights(Location at, uint32_t layer) const {
+    const uint64_t bytes = layout_.model.layers[layer].padded * layout_.options.weight_bytes();
+    return {at.slot,         at.offset, bytes, layout_.weight(layer, 0), layout_.chunk_count(layer),
+            AccessMode::read};
+  }
+
+  OpId emit(OpKind kind, Lane lane, uint32_t layer, uint32_t index, uint64_t work,
+            std::initializer_list<Access> accesses);
+  OpId emit(OpKind kind, Lane lane, uint32_t layer, uint32_t index, uint64_t work,
+            std::span<const Access> accesses);
+
+  /// One NVMe op over several pages; their slots' accesses are all writes or all reads.
+  void transfer(OpKind kind, uint32_t layer, uint32_t index, std::span<const Access> accesses);
+  void copy(OpKind kind, PageId id, Location from, Location to);
+
+  // ---- pacing ------------------------------------------------------------------------------
+
+  /// Loads for the next layer may start when the layer prefetch_depth + 1 before it has finished.
+  void begin_layer() {
+    const size_t back = layout_.prefetch_depth + size_t{1};
+    load_gate_ = layer_ends_.size() >= back ? layer_ends_[layer_ends_.size() - back] : OpId{};
+  }
+  void end_layer(OpId last_compute) { layer_ends_.push_back(last_compute); }
+
+  // ---- weights -----------------------------------------------------------------------------
+
+  bool ringed(uint32_t layer) const;
+  RingEntry* find_ring(uint32_t layer);
+  /// A ring slot for the layer: the one that holds it, else the least recently used (its content
+  /// is then for the caller to fill).
+  RingEntry& take_ring(uint32_t layer);
+  Location in_ring(const RingEntry& entry, uint32_t layer, uint32_t c) const;
+
+  /// The layer's weights where kernels can read them, loaded when they are not there yet.
+  Location weights_for_compute(uint32_t layer);
+  void load_weight(uint32_t layer, uint32_t c, const RingEntry& entry);
+
+  // ---- updates -----------------------------------------------------------------------------
+
+  /// Where the update finds a chunk's weights, and whether they must be fetched there first.
+  struct UpdateWeights {
+    Location at;
+    bool fetch = false;
+  };
+  UpdateWeights locate_weights(uint32_t layer, uint32_t c);
+
+  /// Where the update finds a chunk's gradient (already in a slot when updating in the backward).
+  Location fetch_gradient(uint32_t layer, uint32_t c, std::vector<Access>& reads);
+
+  /// AdamW on one chunk and the way back home. `gradient` is where it lies, when it is not at home;
+  /// its page is the gradient's, or the sums' (float32 in place).
+  void plan_update(uint32_t layer, uint32_t c, std::optional<Access> gradient, bool for_compute);
+
+  /// Starts fetching weights for an update: an NVMe segment, or a copy.
+  void fetch_weights(uint32_t layer, uint32_t c, Location at, std::vector<Access>& reads);
+  void finish_fetch(uint32_t layer, uint32_t c, const UpdateWeights& weights);
+
+  void write_back(uint32_t layer, uint32_t c, const UpdateWeights& weights, Location state,
+                  bool for_compute);
+
+  void plan_pending_update(uint32_t layer, bool for_compute);
+  void plan_flush(uint32_t layer);
+
+  // ---- activations -------------------------------------------------------------------------
+
+  /// Position of the current op in the step's compute order; pages' next uses follow from it.
+  uint64_t now(uint32_t stage, uint32_t mb) const;
+  /// When the page is used next, from `now` on; UINT64_MAX for never.
+  uint64_t next_use(const Page& p, uint64_t now) const;
+
+  Location activation(PageId id, bool fresh, uint64_t now);
+  void mark_dirty(PageId id);
+  void spill_activation(PageId id, Location from);
+  void load_activation(PageId id, Location to);
+
+  // ---- compute -----------------------------------------------------------------------------
+
+  uint64_t flops(uint32_t layer) const;
+
+  void plan_forward(uint32_t layer);
+
+  Location take_gradient_sum(uint32_t layer);
+  Access sums(Location at, uint32_t layer, bool first) const;
+
+  void plan_head();
+
+  void plan_backward(uint32_t layer);
+
+  // ---- gradients ---------------------------------------------------------------------------
+
+  void finish_gradient(uint32_t layer, Location sum);
+
+  void export_gradient(uint32_t layer, uint32_t c, Location sum);
+
+  const Layout& layout_;
+  StepKind kind_;
+  bool unified_;
+  Program program_;
+  Hazards hazards_;
+  OpId load_gate_;
+  std::vector<OpId> layer_ends_;
+  Pool stages_, records_, device_stages_, activation_stages_, gradients_;
+  std::vector<RingEntry> ring_;
+  uint64_t ring_clock_ = 0;
+  bool ring_was_filled_ = false;
+  Location device_landing_;
+  std::vector<CacheEntry> cache_;
+};
+
+}  // namespace overspill

@@ -1,0 +1,187 @@
+// Where weights are while a step runs, and the way of a chunk through its optimizer update.
+#include <algorithm>
+#include <array>
+
+#include "engine/plan/step_planner.h"
+
+namespace overspill {
+
+bool StepPlanner::ringed(uint32_t layer) const {
+  return !layout_.compute_addresses(page(layout_.weight(layer, 0)));
+}
+
+StepPlanner::RingEntry* StepPlanner::find_ring(uint32_t layer) {
+  for (RingEntry& entry : ring_) {
+    if (entry.layer == layer) {
+      entry.last_use = ++ring_clock_;
+      return &entry;
+    }
+  }
+  return nullptr;
+}
+
+StepPlanner::RingEntry& StepPlanner::take_ring(uint32_t layer) {
+  CHECK(!ring_.empty());
+  RingEntry& victim = *std::min_element(
+      ring_.begin(), ring_.end(),
+      [](const RingEntry& a, const RingEntry& b) { return a.last_use < b.last_use; });
+  victim.layer = layer;
+  victim.last_use = ++ring_clock_;
+  return victim;
+}
+
+Location StepPlanner::in_ring(const RingEntry& entry, uint32_t layer, uint32_t c) const {
+  return {entry.slot, layout_.chunk(layer, c).begin * layout_.options.weight_bytes()};
+}
+
+Location StepPlanner::weights_for_compute(uint32_t layer) {
+  if (!ringed(layer)) return home(layout_.weight(layer, 0));
+  if (const RingEntry* entry = find_ring(layer)) return {entry->slot, 0};
+  const RingEntry entry = take_ring(layer);
+  for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) load_weight(layer, c, entry);
+  return {entry.slot, 0};
+}
+
+void StepPlanner::load_weight(uint32_t layer, uint32_t c, const RingEntry& entry) {
+  const PageId id = layout_.weight(layer, c);
+  const Location target = in_ring(entry, layer, c);
+  if (page(id).home == Tier::host) return copy(OpKind::copy_to_device, id, home(id), target);
+  const Location landing = unified_ ? target : stages_.next();
+  transfer(OpKind::read, layer, c, std::array{access(landing, id, AccessMode::write)});
+  if (!unified_) copy(OpKind::copy_to_device, id, landing, target);
+}
+
+StepPlanner::UpdateWeights StepPlanner::locate_weights(uint32_t layer, uint32_t c) {
+  const PageId id = layout_.weight(layer, c);
+  const Tier tier = page(id).home;
+  const bool on_device = updates_on_device(layer);
+  const bool in_place =
+      unified_ ? tier != Tier::nvme : tier == (on_device ? Tier::device : Tier::host);
+  if (in_place) return {home(id), false};
+  if (unified_ || on_device) {
+    if (c == 0) ring_was_filled_ = find_ring(layer) != nullptr;
+    const RingEntry* held = find_ring(layer);
+    const RingEntry entry = held != nullptr ? *held : take_ring(layer);
+    return {in_ring(entry, layer, c), !ring_was_filled_};
+  }
+  return {stages_.next(), true};
+}
+
+Location StepPlanner::fetch_gradient(uint32_t layer, uint32_t c, std::vector<Access>& reads) {
+  const PageId id = layout_.gradient(layer, c);
+  const Tier tier = page(id).home;
+  const bool on_device = updates_on_device(layer);
+  if (unified_ ? tier != Tier::nvme : tier == (on_device ? Tier::device : Tier::host)) {
+    return home(id);
+  }
+  if (tier == Tier::nvme) {
+    const Location stage = stages_.next();
+    reads.push_back(access(stage, id, AccessMode::write));
+    return stage;
+  }
+  const Location stage = on_device ? device_stages_.next() : stages_.next();
+  copy(on_device ? OpKind::copy_to_device : OpKind::copy_to_host, id, home(id), stage);
+  return stage;
+}
+
+void StepPlanner::plan_update(uint32_t layer, uint32_t c, std::optional<Access> gradient,
+                              bool for_compute) {
+  const PageId w = layout_.weight(layer, c), o = layout_.optimizer(layer, c);
+  const bool on_device = updates_on_device(layer);
+  const UpdateWeights weights = locate_weights(layer, c);
+  std::vector<Access> reads;
+  if (weights.fetch) fetch_weights(layer, c, weights.at, reads);
+  const bool record = page(o).home == Tier::nvme;
+  const Location state = record ? records_.next() : home(o);
+  const uint64_t remainder = layout_.chunk(layer, c).parameters * layout_.options.remainder_bytes();
+  const uint64_t state_bytes = kind_.moments_zero ? remainder : page(o).bytes;
+  if (record && state_bytes > 0) {
+    reads.push_back(access(state, o, AccessMode::write, state_bytes));
+  }
+  if (!gradient) {
+    const PageId g = layout_.gradient(layer, c);
+    Location at = fetch_gradient(layer, c, reads);
+    const bool lift = on_device && page(g).home == Tier::nvme;
+    transfer(OpKind::read, layer, c, reads);
+    if (lift) {
+      const Location device = device_stages_.next();
+      copy(OpKind::copy_to_device, g, at, device);
+      at = device;
+    }
+    gradient = access(at, g, AccessMode::read);
+  } else {
+    transfer(OpKind::read, layer, c, reads);
+  }
+  finish_fetch(layer, c, weights);
+
+  std::vector<Access> touched = {
+      access(weights.at, w, AccessMode::update),
+      access(state, o, kind_.moments_zero ? AccessMode::write : AccessMode::update), *gradient};
+  if (kind_.moments_zero && remainder > 0) {
+    touched.push_back(access(state, o, AccessMode::read, remainder));
+    std::swap(touched[1], touched[3]);  // the remainder is read before the page is rewritten
+  }
+  emit(OpKind::update, on_device ? Lane::compute : Lane::optimizer, layer, c,
+       layout_.chunk(layer, c).parameters, touched);
+  write_back(layer, c, weights, state, for_compute);
+}
+
+void StepPlanner::fetch_weights(uint32_t layer, uint32_t c, Location at,
+                                std::vector<Access>& reads) {
+  const PageId id = layout_.weight(layer, c);
+  switch (page(id).home) {
+    case Tier::host: return copy(OpKind::copy_to_device, id, home(id), at);
+    case Tier::device: return copy(OpKind::copy_to_host, id, home(id), at);
+    case Tier::nvme: break;
+  }
+  const bool to_device = !unified_ && updates_on_device(layer);
+  device_landing_ = to_device ? stages_.next() : at;
+  reads.push_back(access(device_landing_, id, AccessMode::write));
+}
+
+void StepPlanner::finish_fetch(uint32_t layer, uint32_t c, const UpdateWeights& weights) {
+  const PageId id = layout_.weight(layer, c);
+  if (weights.fetch && page(id).home == Tier::nvme && !unified_ && updates_on_device(layer)) {
+    copy(OpKind::copy_to_device, id, device_landing_, weights.at);
+  }
+}
+
+void StepPlanner::write_back(uint32_t layer, uint32_t c, const UpdateWeights& weights,
+                             Location state, bool for_compute) {
+  const PageId w = layout_.weight(layer, c), o = layout_.optimizer(layer, c);
+  const bool on_device = updates_on_device(layer);
+  Location source = weights.at;
+  if (on_device && page(w).home != Tier::device) {
+    const bool stage = page(w).home == Tier::nvme;
+    const Location target = stage ? stages_.next() : home(w);
+    copy(OpKind::copy_to_host, w, weights.at, target);
+    source = target;
+  } else if (!unified_ && !on_device) {
+    if (page(w).home == Tier::device) {
+      copy(OpKind::copy_to_device, w, weights.at, home(w));
+    } else if (for_compute) {
+      const RingEntry* held = find_ring(layer);
+      const RingEntry entry = held != nullptr ? *held : take_ring(layer);
+      copy(OpKind::copy_to_device, w, weights.at, in_ring(entry, layer, c));
+    }
+  }
+  std::vector<Access> writes;
+  if (page(w).home == Tier::nvme) writes.push_back(access(source, w, AccessMode::read));
+  if (page(o).home == Tier::nvme) writes.push_back(access(state, o, AccessMode::read));
+  transfer(OpKind::write, layer, c, writes);
+}
+
+void StepPlanner::plan_pending_update(uint32_t layer, bool for_compute) {
+  for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
+    plan_update(layer, c, std::nullopt, for_compute);
+  }
+}
+
+void StepPlanner::plan_flush(uint32_t layer) {
+  plan_pending_update(layer, false);
+  const OpId last{static_cast<uint32_t>(program_.ops.size()) - 1};
+  end_layer(last);
+  begin_layer();
+}
+
+}  // namespace overspill

@@ -12,7 +12,8 @@ namespace overspill {
 
 inline constexpr uint64_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB, kTiB = 1024 * kGiB;
 
-/// Parses "512MiB", "2GB", "1.5 GiB", "4096". Decimal units are powers of 1000, binary ones of 1024.
+/// Parses "512MiB", "2GB", "1.5 GiB", "4096". Decimal units are powers of 1000, binary ones of
+/// 1024.
 /// Throws Error(invalid_config) naming the text and the accepted forms.
 uint64_t parse_bytes(std::string_view text);
 

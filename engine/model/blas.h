@@ -11,8 +11,8 @@ namespace overspill::host {
 inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, uint64_t m, uint64_t n, uint64_t k,
                  float alpha, const float* a, uint64_t lda, const float* b, uint64_t ldb,
                  float beta, float* c, uint64_t ldc) {
-  // OpenBLAS must not split the product: tasks are the only parallelism here. Its OpenMP build keeps
-  // the number of threads per calling thread.
+  // OpenBLAS must not split the product: tasks are the only parallelism here. Its OpenMP build
+  // keeps the number of threads per calling thread.
   thread_local const bool one_thread = [] {
     openblas_set_num_threads(1);
     return true;

@@ -6,8 +6,8 @@
 
 namespace overspill {
 
-/// e^x, relative error below 2e-7 over [-87, 88]; clamps outside. Cody-Waite reduction by ln 2 and a
-/// degree-6 minimax polynomial (coefficients: Cephes' expf, Moshier 1992). NaN stays NaN.
+/// e^x, relative error below 2e-7 over [-87, 88]; clamps outside. Cody-Waite reduction by ln 2 and
+/// a degree-6 minimax polynomial (coefficients: Cephes' expf, Moshier 1992). NaN stays NaN.
 [[gnu::always_inline]] inline float exp_fast(float x) {
   const float kept = x;
   x = x < -87.0f ? -87.0f : x;

@@ -1,5 +1,5 @@
-// Causal grouped-query attention of the host device, in blocks of queries and keys: no T x T matrix.
-// The backward recomputes the probabilities from lse and walks blocks in a fixed order.
+// Causal grouped-query attention of the host device, in blocks of queries and keys: no T x T
+// matrix. The backward recomputes the probabilities from lse and walks blocks in a fixed order.
 #include <algorithm>
 #include <cmath>
 

@@ -35,8 +35,8 @@ class Llama {
 
   /// One block: x -> y, both [tokens, hidden].
   void block(uint32_t layer, const void* weights, const float* x, float* y) const;
-  /// dy becomes dx; weight gradients add up in `sums` (float32, the layer's flattened layout, padding
-  /// zeroed when `first`).
+  /// dy becomes dx; weight gradients add up in `sums` (float32, the layer's flattened layout,
+  /// padding zeroed when `first`).
   void block_backward(uint32_t layer, const void* weights, const float* x, float* dy, float* sums,
                       bool first) const;
 

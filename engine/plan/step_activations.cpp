@@ -1,5 +1,5 @@
-// Working copies of activation pages in the device's slots: the page whose next use is farthest makes
-// room (Belady 1966), since the step's order is known.
+// Working copies of activation pages in the device's slots: the page whose next use is farthest
+// makes room (Belady 1966), since the step's order is known.
 #include <array>
 
 #include "engine/plan/step_planner.h"

@@ -1,5 +1,5 @@
-// The planner's state while it emits one step: what is in which slot, and the scoreboard. Internal to
-// engine/plan; its parts are planner.cpp (the schedule), step_updates.cpp (weights and optimizer
+// The planner's state while it emits one step: what is in which slot, and the scoreboard. Internal
+// to engine/plan; its parts are planner.cpp (the schedule), step_updates.cpp (weights and optimizer
 // updates) and step_activations.cpp (working copies of activations).
 #pragma once
 

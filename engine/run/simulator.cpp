@@ -2,6 +2,7 @@
 #include "engine/run/simulator.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace overspill {
 
@@ -16,7 +17,7 @@ Trace simulate(const Program& program, const HardwareProfile& profile) {
     for (const OpId dep : program.deps_of(op)) {
       begin = std::max(begin, trace.events[dep.value].end_ns);
     }
-    end = begin + static_cast<int64_t>(profile.seconds(op) * 1e9);
+    end = begin + std::llround(profile.seconds(op) * 1e9);
     trace.events[i] = {begin, end};
   }
   return trace;

@@ -1,10 +1,9 @@
-// Swap files: reclaiming dead runs', creating, locking and preallocating this run's, and the
+// Swap files: having dead runs' reclaimed, creating and preallocating this run's, and the
 // striped map over them. Creation is single-threaded; afterwards a Volume only answers queries.
 // Moves no pages (see channel.cpp) and never reads what a former run left.
 #include "nvme/volume.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
@@ -13,9 +12,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
-#include <cstddef>
-#include <cstring>
 #include <random>
 #include <system_error>
 
@@ -23,130 +19,15 @@
 #include "engine/base/log.h"
 #include "engine/base/random.h"
 #include "engine/base/units.h"
+#include "nvme/swap_file.h"
 
 namespace overspill {
 namespace {
 
 namespace fs = std::filesystem;
+using namespace swap_file;
 
-constexpr uint64_t kHeaderBytes = 4096;  // data begin here
-constexpr std::array<char, 8> kMagic = {'O', 'V', 'S', 'P', 'S', 'W', 'A', 'P'};
-constexpr uint32_t kVersion = 1;
 constexpr uint64_t kMostCapacity = uint64_t{1} << 62;  // keeps every offset an off_t
-
-/// The first page of a swap file, in the host's byte order: only this host ever reads it.
-struct SwapHeader {
-  std::array<char, 8> magic = kMagic;
-  uint32_t version = kVersion;
-  uint32_t file_index = 0;
-  uint32_t file_count = 0;
-  uint32_t pid = 0;
-  uint64_t run_id = 0;
-  uint64_t started_unix_s = 0;
-  uint64_t stripe_bytes = 0;
-  std::array<char, 64> host{};
-  std::array<char, kHeaderBytes - 120> unused{};
-  uint64_t checksum = 0;  // of all bytes before it
-};
-static_assert(sizeof(SwapHeader) == kHeaderBytes);
-static_assert(std::has_unique_object_representations_v<SwapHeader>);
-
-uint64_t header_checksum(const SwapHeader& header) {
-  std::array<uint64_t, kHeaderBytes / 8> words;
-  std::memcpy(words.data(), &header, kHeaderBytes);
-  uint64_t sum = 0;
-  for (size_t i = 0; i + 1 < words.size(); ++i) sum = mix64(sum ^ words[i]);
-  return sum;
-}
-
-SwapHeader make_header(uint64_t run_id, uint64_t stripe_bytes, size_t index, size_t count) {
-  SwapHeader header;
-  header.file_index = static_cast<uint32_t>(index);
-  header.file_count = static_cast<uint32_t>(count);
-  header.pid = static_cast<uint32_t>(getpid());
-  header.run_id = run_id;
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  header.started_unix_s =
-      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count());
-  header.stripe_bytes = stripe_bytes;
-  if (gethostname(header.host.data(), header.host.size() - 1) != 0) header.host[0] = '?';
-  header.checksum = header_checksum(header);
-  return header;
-}
-
-bool lock_now(int fd) {
-  int outcome;
-  do {
-    outcome = flock(fd, LOCK_EX | LOCK_NB);
-  } while (outcome != 0 && errno == EINTR);
-  return outcome == 0;
-}
-
-/// Holds a directory's lock, so that no other run looks at a swap file between its creation and
-/// its locking. File systems that cannot lock directories (NFS) go without.
-Fd lock_directory(const fs::path& directory) {
-  Fd fd = open_file(directory, O_RDONLY | O_DIRECTORY);
-  while (flock(fd.get(), LOCK_EX) != 0) {
-    if (errno == EINTR) continue;
-    log_debug("cannot lock {}: {}", directory.string(), errno_text(errno));
-    break;
-  }
-  return fd;
-}
-
-bool has_swap_name(const fs::path& path) {
-  const std::string name = path.filename().string();
-  return name.starts_with("overspill-") && name.ends_with(".swap");
-}
-
-/// Deletes one file if it is a dead run's.
-void reclaim_file(const fs::path& path) {
-  // O_NOFOLLOW: a link of that name is not ours, and following it could delete someone's file.
-  const Fd file(::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), path);
-  if (!file.valid()) {
-    if (errno != ENOENT) log_debug("leave {} alone: {}", path.string(), errno_text(errno));
-    return;
-  }
-  if (!lock_now(file.get())) return;  // a live run's
-  SwapHeader header;
-  const ssize_t got = pread(file.get(), &header, sizeof(header), 0);
-  if (got < static_cast<ssize_t>(kMagic.size()) || header.magic != kMagic) {
-    log_warning(
-        "{} has the name of a swap file but not its content, so it is left alone; delete "
-        "it if nobody needs it",
-        path.string());
-    return;
-  }
-  const uint64_t size = file_size(file);
-  if (unlink(path.c_str()) != 0) {
-    log_warning("cannot delete the dead run's swap file {} ({}): {}; delete it by hand",
-                path.string(), format_bytes(size), errno_text(errno));
-    return;
-  }
-  std::string owner = "of a dead run";
-  if (got == sizeof(header) && header.checksum == header_checksum(header)) {
-    owner += fmt::format(" (pid {} on {})", header.pid, header.host.data());
-  }
-  log_info("reclaimed {} {}: {}", format_bytes(size), owner, path.string());
-}
-
-void reclaim_dead_files(const fs::path& directory) {
-  const Fd lock = lock_directory(directory);
-  std::vector<fs::path> candidates;
-  std::error_code error;
-  for (fs::directory_iterator entry(directory, error), end; !error && entry != end;
-       entry.increment(error)) {
-    std::error_code ignored;
-    if (has_swap_name(entry->path()) && fs::is_regular_file(entry->symlink_status(ignored))) {
-      candidates.push_back(entry->path());
-    }
-  }
-  if (error) {
-    fail(ErrorCode::io, "list {}: {}; check its permissions (offload.nvme_paths)",
-         directory.string(), error.message());
-  }
-  for (const fs::path& path : candidates) reclaim_file(path);
-}
 
 /// Directories made on the way to a volume, removed again unless the volume comes to be.
 class NewDirectories {
@@ -334,6 +215,10 @@ class RemoveOnFailure {
 };
 
 }  // namespace
+
+uint64_t volume_file_bytes(uint64_t capacity_bytes, size_t files, uint64_t stripe_bytes) {
+  return files * kHeaderBytes + round_up(capacity_bytes, stripe_bytes * files);
+}
 
 Volume::Volume(const VolumeOptions& options) : stripe_bytes_(options.stripe_bytes) {
   CHECK(options.capacity_bytes > 0 && options.capacity_bytes <= kMostCapacity);

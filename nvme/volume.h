@@ -23,6 +23,9 @@ struct VolumeOptions {
   uint64_t stripe_bytes = 1 << 20;                 ///< multiple of kIoAlignment
 };
 
+/// What all files of a volume take together: whole stripes, and a header each.
+uint64_t volume_file_bytes(uint64_t capacity_bytes, size_t files, uint64_t stripe_bytes);
+
 class Volume {
  public:
   /// Reclaims dead runs' files, creates and locks this run's, and preallocates them whole.

@@ -28,6 +28,8 @@ struct PlanOptions {
   uint64_t host_memory = 0;
   uint64_t nvme_capacity = UINT64_MAX;
   bool nvme_available = false;
+  uint32_t nvme_files = 1;  ///< the state is striped over them
+  uint64_t nvme_stripe_bytes = 1 << 20;
   Placement weights = Placement::automatic;
   Placement optimizer = Placement::automatic;
   Placement gradients = Placement::automatic;

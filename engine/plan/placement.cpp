@@ -7,13 +7,20 @@
 
 #include "engine/base/error.h"
 #include "engine/base/units.h"
+#include "nvme/volume.h"
 
 namespace overspill {
 namespace {
 
+/// What the swap files of a plan take.
+uint64_t file_bytes(const PlanOptions& o, const SlotPlan& plan) {
+  if (plan.nvme_bytes == 0) return 0;
+  return volume_file_bytes(plan.nvme_bytes, o.nvme_files, o.nvme_stripe_bytes);
+}
+
 bool fits(const PlacementProblem& p, const SlotPlan& plan) {
   return plan.device_bytes <= p.options.device_memory && plan.host_bytes <= p.options.host_memory &&
-         plan.nvme_bytes <= p.options.nvme_capacity;
+         file_bytes(p.options, plan) <= p.options.nvme_capacity;
 }
 
 Tier base_tier(Placement placement, Tier automatic) {
@@ -89,7 +96,10 @@ void promote(const PlacementProblem& p, Homes& homes, Tier tier, bool generous) 
                                           : ", or lower offload.chunk_parameters";
     shortage("host_memory", o.host_memory, least.host_bytes, inside.c_str(), other);
   }
-  shortage("nvme_capacity", o.nvme_capacity, least.nvme_bytes, "state placed on NVMe",
+  const std::string inside =
+      fmt::format("{} of state in whole stripes of {} over {} swap files",
+                  format_bytes(least.nvme_bytes), format_bytes(o.nvme_stripe_bytes), o.nvme_files);
+  shortage("nvme_capacity", o.nvme_capacity, file_bytes(o, least), inside.c_str(),
            ", or raise offload.host_memory");
   std::abort();
 }

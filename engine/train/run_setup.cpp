@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "engine/base/error.h"
@@ -35,6 +36,8 @@ PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, con
   o.host_memory = offload.host_memory.value_or(third_of_memory());
   o.nvme_capacity = offload.nvme_capacity.value_or(UINT64_MAX);
   o.nvme_available = !offload.nvme_paths.empty();
+  o.nvme_files = static_cast<uint32_t>(std::max<size_t>(1, offload.nvme_paths.size()));
+  o.nvme_stripe_bytes = offload.io.block_size;
   o.weights = offload.weights;
   o.optimizer = offload.optimizer;
   o.gradients = offload.gradients;

@@ -137,6 +137,7 @@ class TrainingTest : public testing::Test {
       EXPECT_TRUE(shell(*command)) << *command;
     }
     fs::remove_all(root_);
+    set_log_level(LogLevel::info);
   }
 
   fs::path shape_of(bool tied) const { return root_ / (tied ? "tied" : "untied"); }

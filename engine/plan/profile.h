@@ -2,12 +2,21 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
+#include <optional>
 
 #include "engine/program/program.h"
 
 namespace overspill {
 
 inline constexpr size_t kOpKinds = 11;
+
+/// How the drives like to be asked, as `overspill bench nvme` found it.
+struct DriveSettings {
+  uint64_t block_bytes = 0;
+  uint32_t read_depth = 0, write_depth = 0;  ///< requests in flight per drive while both run
+  bool operator==(const DriveSettings&) const = default;
+};
 
 /// duration = latency + work / rate, by kind of op; work is bytes, FLOPs or parameters (Op::work).
 struct HardwareProfile {
@@ -16,6 +25,7 @@ struct HardwareProfile {
     double latency_seconds;
   };
   std::array<Rate, kOpKinds> rates{};
+  std::optional<DriveSettings> drives;  ///< empty: not measured
 
   Rate& operator[](OpKind kind) { return rates[static_cast<size_t>(kind)]; }
   const Rate& operator[](OpKind kind) const { return rates[static_cast<size_t>(kind)]; }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/plan/layout.h"
+#include "engine/plan/profile.h"
 #include "engine/train/token_data.h"
 #include "nvme/async_io.h"
 #include "optim/lr_schedule.h"
@@ -37,6 +38,8 @@ struct OffloadConfig {
   UpdateTiming update = UpdateTiming::next_forward;
   DeviceMode device = DeviceMode::unified;  ///< host device: `unified` or `discrete`
   IoOptions io;
+  /// What `overspill bench nvme --profile` measured; rates of predictions, defaults of `io`.
+  std::optional<HardwareProfile> hardware_profile;
 };
 
 struct TrainConfig {

@@ -324,6 +324,13 @@ void add_offload_keys(Keys& keys) {
 }
 
 void add_io_keys(Keys& keys) {
+  // Before the keys of offload.io: the profile gives their defaults.
+  keys.push_back(
+      {"offload.hardware_profile", "a path (relative ones start at the file's directory)", "none",
+       "drives.yaml",
+       "Profile that `overspill bench nvme --profile` wrote: rates of the predicted step "
+       "time, defaults of offload.io.",
+       apply_hardware_profile});
   keys.push_back(
       choice("offload.io.backend", field(&IoOptions::backend),
              {{"auto", IoBackend::automatic},

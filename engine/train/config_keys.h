@@ -25,6 +25,7 @@ void apply_resume(const ConfigValue& value, TrainConfig& config);
 void apply_optimizer(const ConfigValue& value, TrainConfig& config);
 void apply_prefetch_depth(const ConfigValue& value, TrainConfig& config);
 void apply_chunk_parameters(const ConfigValue& value, TrainConfig& config);
+void apply_hardware_profile(const ConfigValue& value, TrainConfig& config);
 void apply_block_size(const ConfigValue& value, TrainConfig& config);
 
 }  // namespace overspill

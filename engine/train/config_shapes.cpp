@@ -5,6 +5,7 @@
 
 #include "engine/base/error.h"
 #include "engine/base/units.h"
+#include "engine/plan/profile_file.h"
 #include "engine/train/config_names.h"
 
 namespace overspill {
@@ -122,6 +123,20 @@ void apply_chunk_parameters(const ConfigValue& value, TrainConfig& config) {
                                     parameters, round_up(parameters, 4096)));
   }
   config.offload.chunk_parameters = parameters;
+}
+
+void apply_hardware_profile(const ConfigValue& value, TrainConfig& config) {
+  const std::filesystem::path path = value_path(value);
+  try {
+    config.offload.hardware_profile = load_profile(path);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::not_found) throw;
+    refuse_value(value, fmt::format("{}, which does not exist", path.string()));
+  }
+  const auto& drives = config.offload.hardware_profile->drives;
+  if (!drives) return;
+  config.offload.io.block_size = drives->block_bytes;
+  config.offload.io.queue_depth = std::max(drives->read_depth, drives->write_depth);
 }
 
 void apply_block_size(const ConfigValue& value, TrainConfig& config) {

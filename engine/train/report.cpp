@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "engine/base/units.h"
+#include "engine/run/simulator.h"
 #include "engine/train/trainer.h"
 
 namespace overspill {
@@ -26,6 +27,18 @@ std::string budget_line(const char* name, uint64_t used, uint64_t budget) {
 }
 
 }  // namespace
+
+std::string describe_prediction(const Program& program, const HardwareProfile& profile) {
+  const TraceSummary summary = summarize(program, simulate(program, profile));
+  std::string text =
+      fmt::format("predicted step time {} (profile)", format_seconds(summary.seconds));
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    if (summary.busy_seconds[lane] <= 0) continue;
+    text += fmt::format("; {} busy {}", lane_name(static_cast<Lane>(lane)),
+                        format_seconds(summary.busy_seconds[lane]));
+  }
+  return text;
+}
 
 std::string describe_report(const RunReport& report, const RunSetup& setup) {
   const Layout& layout = setup.layout;

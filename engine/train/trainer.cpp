@@ -229,7 +229,7 @@ void Trainer::decide_update(StepOutcome& outcome, const StepContext& step) {
   }
   if (++non_finite_in_row_ >= config.max_non_finite_steps) {
     fail(ErrorCode::non_finite,
-         "step {}: non-finite {} for the {}th step in a row (max_non_finite_steps: {}); lower "
+         "step {}: non-finite {}, {} steps in a row (max_non_finite_steps: {}); lower "
          "learning_rate or check the data, then resume from the last checkpoint",
          position_.step + 1, what, non_finite_in_row_, config.max_non_finite_steps);
   }
@@ -309,15 +309,29 @@ void Trainer::log_step(const StepOutcome& outcome) {
                   summary.seconds);
 }
 
+HardwareProfile Trainer::fallback_profile() const {
+  return setup_.config.offload.hardware_profile.value_or(default_profile());
+}
+
+void Trainer::log_prediction() {
+  const TrainConfig& config = setup_.config;
+  if (!config.offload.hardware_profile) return;
+  const bool next_forward = config.offload.update == UpdateTiming::next_forward;
+  const Program& steady =
+      program({true, true, next_forward, false, config.gradient_accumulation_steps});
+  log_info("{}", describe_prediction(steady, fallback_profile()));
+}
+
 RunReport Trainer::run(const std::atomic<bool>& stop) {
   const TrainConfig& config = setup_.config;
   metrics_ = std::make_unique<MetricsFile>(config.output_dir / "metrics.jsonl", position_.step);
   progress_ = std::make_unique<Progress>(total_steps_, config.logging_steps);
+  if (position_.step < total_steps_) log_prediction();
   const auto start = std::chrono::steady_clock::now();
   uint64_t saved_step = UINT64_MAX, evaluated_step = UINT64_MAX;
   while (position_.step < total_steps_ && !stop) {
     if (last_.program != nullptr) {
-      measured_ = measure_profile(*last_.program, last_.trace, default_profile());
+      measured_ = measure_profile(*last_.program, last_.trace, fallback_profile());
       measured_program_ = last_.program;
     }
     last_ = train_step();
@@ -349,7 +363,7 @@ void Trainer::finish_report() {
     const HardwareProfile profile =
         measured_program_ == last_.program
             ? *measured_
-            : measure_profile(*last_.program, last_.trace, default_profile());
+            : measure_profile(*last_.program, last_.trace, fallback_profile());
     const Trace predicted = simulate(*last_.program, profile);
     report_.predicted_step_seconds = static_cast<double>(predicted.end_ns()) * 1e-9;
     report_.measured_step_seconds = static_cast<double>(last_.trace.end_ns()) * 1e-9;

@@ -65,6 +65,10 @@ class Trainer {
   void evaluate_and_log();
   void save();
   void log_step(const StepOutcome& outcome);
+  /// Rates of kinds of op that no step has shown yet.
+  HardwareProfile fallback_profile() const;
+  /// The time of a steady step, where offload.hardware_profile tells the machine's rates.
+  void log_prediction();
   void finish_report();
   StepContext& context(uint32_t micro_batches);
   void fill_batch(const SequenceData& data, uint64_t cursor, uint32_t micro_batches);
@@ -91,6 +95,9 @@ class Trainer {
   std::optional<HardwareProfile> measured_;  ///< from a step of the same program as the last one
   const Program* measured_program_ = nullptr;
 };
+
+/// "predicted step time 12.3 s (profile): ..." of a Program, by the simulator.
+std::string describe_prediction(const Program& program, const HardwareProfile& profile);
 
 /// The end-of-run summary for people: losses, where state lived, bytes, memory, files.
 std::string describe_report(const RunReport& report, const RunSetup& setup);

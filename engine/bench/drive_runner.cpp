@@ -1,0 +1,208 @@
+// Timed transfers of pages. A side counts from its first call until the first call that ends after
+// its budget; with two sides, each goes on until both have counted, so that neither is ever timed
+// while the other rests.
+#include "engine/bench/drive_runner.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <numeric>
+#include <thread>
+
+#include "engine/base/error.h"
+#include "engine/base/parallel.h"
+#include "engine/base/random.h"
+#include "engine/base/thread.h"
+
+namespace overspill {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+double seconds_since(SteadyClock::time_point start) {
+  return std::chrono::duration<double>(SteadyClock::now() - start).count();
+}
+
+/// User and system time of all threads so far.
+double cpu_seconds() {
+  rusage usage{};
+  CHECK(::getrusage(RUSAGE_SELF, &usage) == 0);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+void fill_random(const Arena& arena) {
+  parallel_blocks(arena.bytes() / 8, 1 << 20, [&](uint64_t begin, uint64_t end) {
+    for (uint64_t i = begin; i < end; ++i) {
+      const uint64_t bits = mix64(i);
+      std::memcpy(arena.memory() + 8 * i, &bits, 8);
+    }
+  });
+}
+
+}  // namespace
+
+BenchBuffers::BenchBuffers(uint64_t page, uint32_t count)
+    : page_bytes(page),
+      pages(count),
+      read(page * count, "benchmark"),
+      write(page * count, "benchmark") {
+  fill_random(write);
+}
+
+/// One direction of one run.
+struct DriveRunner::Side {
+  bool writes;
+  uint64_t first_page, page_count;
+  PageOrder order;
+  uint64_t seed;
+  std::byte* memory;
+  Channel channel;
+  // Counted by run_side:
+  uint64_t bytes = 0;
+  double seconds = 0;
+  std::exception_ptr failure;
+};
+
+/// What the sides of a run share.
+struct DriveRunner::Clock {
+  Budget budget;
+  SteadyClock::time_point start;
+  std::atomic<uint32_t>& counting;  // sides that still count
+  std::atomic<bool>& failed;
+};
+
+DriveRunner::DriveRunner(const Options& options, BenchBuffers& buffers)
+    : options_(options), buffers_(buffers) {
+  const uint64_t pages_per_drive = options.bytes_per_drive / buffers.page_bytes;
+  page_count_ = pages_per_drive * options.directories.size();
+  CHECK(pages_per_drive >= 2);
+  std::vector<BenchDirectory> own;
+  VolumeOptions volume;
+  for (const auto& parent : options.directories) {
+    own.emplace_back(parent);
+    volume.directories.push_back(own.back().path());
+  }
+  volume.capacity_bytes = bytes();
+  volume.stripe_bytes = options.stripe_bytes;
+  volume_.emplace(volume);
+}
+
+IoOptions DriveRunner::io_for(uint64_t block_bytes, uint32_t depth) const {
+  IoOptions io = options_.io;
+  io.block_size = block_bytes;
+  io.queue_depth = depth * static_cast<uint32_t>(options_.directories.size());
+  return io;
+}
+
+void DriveRunner::run_side(Side& side, const Clock& clock) {
+  set_thread_name(side.writes ? "bench-write" : "bench-read");
+  std::vector<uint64_t> order(side.page_count);
+  std::iota(order.begin(), order.end(), side.first_page);
+  std::vector<Channel::Segment> call;
+  uint64_t turn = 0, counted = 0;
+  bool counting = true;
+  while (counting || clock.counting.load() > 0) {
+    if (clock.failed.load()) return;
+    if (options_.stop != nullptr && options_.stop->load()) {
+      fail(ErrorCode::cancelled, "benchmark interrupted; its files are removed");
+    }
+    uint64_t pages = buffers_.pages;
+    if (clock.budget.bytes > 0) {
+      pages = std::min(pages, ceil_div(clock.budget.bytes - counted, buffers_.page_bytes));
+    }
+    call.clear();
+    for (uint64_t slot = 0; slot < pages; ++slot, ++turn) {
+      const uint64_t at = turn % side.page_count;
+      if (at == 0 && side.order == PageOrder::random) {  // Fisher and Yates
+        for (uint64_t i = side.page_count - 1; i > 0; --i) {
+          std::swap(order[i], order[random_below(side.seed, turn + i, i + 1)]);
+        }
+      }
+      call.push_back({.offset = order[at] * buffers_.page_bytes,
+                      .memory = side.memory + slot * buffers_.page_bytes,
+                      .bytes = buffers_.page_bytes});
+    }
+    side.writes ? side.channel.write(call) : side.channel.read(call);
+    if (!counting) continue;
+    counted += call.size() * buffers_.page_bytes;
+    const double seconds = seconds_since(clock.start);
+    const Budget& budget = clock.budget;
+    if (budget.bytes > 0 ? counted < budget.bytes : seconds < budget.seconds) continue;
+    side.bytes = counted;
+    side.seconds = seconds;
+    counting = false;
+    clock.counting.fetch_sub(1);
+    // By bytes, both sides have the same work, and the slower one's end is what counts.
+    if (budget.bytes > 0) return;
+  }
+}
+
+BenchRates DriveRunner::run(const BenchPoint& point, const Budget& budget) {
+  const bool mixed = point.traffic == Traffic::mixed;
+  const uint64_t half = page_count_ / 2;
+  std::vector<std::unique_ptr<Side>> sides;
+  const auto add = [&](bool writes, uint32_t depth) {
+    // Both at once work on halves of their own, as no page is read while it is written.
+    sides.emplace_back(new Side{.writes = writes,
+                                .first_page = mixed && writes ? half : 0,
+                                .page_count = mixed ? half : page_count_,
+                                .order = point.order,
+                                .seed = ++seed_,
+                                .memory = (writes ? buffers_.write : buffers_.read).memory(),
+                                .channel = Channel(*volume_, io_for(point.block_bytes, depth)),
+                                .failure = nullptr});
+    backend_ = sides.back()->channel.backend();
+  };
+  if (point.traffic != Traffic::write) add(false, point.read_depth);
+  if (point.traffic != Traffic::read) add(true, point.write_depth);
+
+  std::atomic<uint32_t> counting{static_cast<uint32_t>(sides.size())};
+  std::atomic<bool> failed{false};
+  const double cpu_before = cpu_seconds();
+  const Clock clock{budget, SteadyClock::now(), counting, failed};
+  std::vector<std::thread> threads;
+  for (const auto& side : sides) {
+    threads.emplace_back([&, s = side.get()] {
+      try {
+        run_side(*s, clock);
+      } catch (...) {
+        s->failure = std::current_exception();
+        failed = true;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& side : sides) {
+    if (side->failure) std::rethrow_exception(side->failure);
+  }
+  const double cpu = cpu_seconds() - cpu_before;
+  BenchRates rates;
+  uint64_t moved = 0;
+  double slowest = 0;
+  for (const auto& side : sides) {
+    moved += side->channel.stats().bytes;
+    slowest = std::max(slowest, side->seconds);
+  }
+  for (const auto& side : sides) {
+    const double seconds = budget.bytes > 0 ? slowest : side->seconds;
+    (side->writes ? rates.write : rates.read) = static_cast<double>(side->bytes) / seconds;
+  }
+  rates.cpu_seconds_per_gb = cpu / (static_cast<double>(moved) * 1e-9);
+  return rates;
+}
+
+double DriveRunner::write_first() {
+  const BenchPoint point{.traffic = Traffic::write,
+                         .order = PageOrder::sequential,
+                         .block_bytes = options_.stripe_bytes,
+                         .write_depth = 8};
+  return run(point, {.bytes = bytes()}).write;
+}
+
+}  // namespace overspill

@@ -1,0 +1,257 @@
+// The order of measurements. A drive's rate drifts while it is measured, so points are visited in
+// two rounds, each in a random order of its own, and a point's rate is that of both rounds.
+#include "engine/bench/nvme_benchmark.h"
+
+#include <fmt/chrono.h>
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <ctime>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "engine/base/error.h"
+#include "engine/base/random.h"
+#include "engine/bench/drive_runner.h"
+#include "offload/numa_binding.h"
+#include "offload/topology.h"
+
+namespace overspill {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kRecordBytes = 48 * kMiB;  // a chunk's record at the default 4 Mi parameters
+constexpr uint32_t kPagesInMemory = 4;        // of each side
+constexpr uint64_t kMostInFlight = 128 * kMiB;
+constexpr uint32_t kRounds = 2;
+constexpr uint64_t kFirstStripe = 4 * kMiB;
+
+std::vector<BenchPoint> shuffled(std::vector<BenchPoint> points, uint64_t seed) {
+  for (size_t i = points.size(); i > 1; --i) {
+    std::swap(points[i - 1], points[random_below(seed, i, i)]);
+  }
+  return points;
+}
+
+std::string describe(const BenchPoint& point, const BenchRates& rates) {
+  const std::string block = format_bytes(point.block_bytes);
+  if (point.traffic == Traffic::mixed) {
+    return fmt::format("{} blocks, read x {} and write x {}: {} + {}", block, point.read_depth,
+                       point.write_depth, format_rate(rates.read), format_rate(rates.write));
+  }
+  const bool reads = point.traffic == Traffic::read;
+  return fmt::format(
+      "{} {}, {} blocks x {}: {}", order_name(point.order), traffic_name(point.traffic), block,
+      reads ? point.read_depth : point.write_depth, format_rate(reads ? rates.read : rates.write));
+}
+
+/// The benchmark under way.
+class Sweep {
+ public:
+  Sweep(const NvmeBenchOptions& options, const std::atomic<bool>& stop,
+        const BenchProgress& progress);
+  TargetResult measure(const std::string& name, const std::vector<fs::path>& paths);
+  size_t targets() const { return options_.paths.size() + (options_.paths.size() > 1); }
+
+ private:
+  std::unique_ptr<DriveRunner> make_runner(const std::vector<fs::path>& paths, uint64_t stripe,
+                                           TargetResult& target);
+  void run_points(DriveRunner& runner, const std::vector<BenchPoint>& points, TargetResult& target);
+  void compare_nodes(DriveRunner& runner, TargetResult& target);
+  void report(const TargetResult& target, const std::string& text);
+
+  const NvmeBenchOptions& options_;
+  const std::atomic<bool>& stop_;
+  const BenchProgress& progress_;
+  SweepGrid grid_;
+  BenchBuffers buffers_;
+  std::vector<NumaNode> nodes_;
+  size_t done_ = 0, total_ = 0;
+};
+
+SweepGrid make_grid(const NvmeBenchOptions& options) {
+  const uint64_t page = bench_page_bytes(options.bytes_per_path);
+  SweepGrid grid{.block_sizes = {},
+                 .depths = options.depths,
+                 .most_in_flight = std::min(kMostInFlight, page * kPagesInMemory),
+                 .sequential = options.sequential};
+  for (const uint64_t block : options.block_sizes) {
+    if (block <= page) grid.block_sizes.push_back(block);
+  }
+  std::ranges::sort(grid.block_sizes);
+  std::ranges::sort(grid.depths);
+  return grid;
+}
+
+Sweep::Sweep(const NvmeBenchOptions& options, const std::atomic<bool>& stop,
+             const BenchProgress& progress)
+    : options_(options),
+      stop_(stop),
+      progress_(progress),
+      grid_(make_grid(options)),
+      buffers_(bench_page_bytes(options.bytes_per_path), kPagesInMemory),
+      nodes_(read_machine().numa_nodes) {
+  const size_t alone = alone_points(grid_).size() * kRounds;
+  // Which block size is mixed is not known yet; the first shows the most pairs.
+  const size_t mixed = mixed_points(grid_, grid_.block_sizes.front()).size() * kRounds;
+  total_ = targets() * (alone + mixed);
+}
+
+void Sweep::report(const TargetResult& target, const std::string& text) {
+  progress_(done_, std::max(total_, done_), target.name + ": " + text);
+}
+
+std::unique_ptr<DriveRunner> Sweep::make_runner(const std::vector<fs::path>& paths, uint64_t stripe,
+                                                TargetResult& target) {
+  report(target, "writing files");
+  const DriveRunner::Options made{.directories = paths,
+                                  .bytes_per_drive = options_.bytes_per_path,
+                                  .stripe_bytes = std::min(stripe, buffers_.page_bytes),
+                                  .io = {.backend = options_.backend, .wrap = {}},
+                                  .stop = &stop_};
+  auto runner = std::make_unique<DriveRunner>(made, buffers_);
+  const double rate = runner->write_first();
+  if (target.first_write_rate == 0) target.first_write_rate = rate;
+  target.bytes = runner->bytes();
+  target.direct = runner->direct();
+  target.backend = runner->backend();
+  return runner;
+}
+
+void Sweep::run_points(DriveRunner& runner, const std::vector<BenchPoint>& points,
+                       TargetResult& target) {
+  const double seconds = options_.seconds_per_point / kRounds;
+  std::vector<BenchResult> results;
+  for (const BenchPoint& point : points) results.push_back({point, {}});
+  for (uint32_t round = 0; round < kRounds; ++round) {
+    for (const BenchPoint& point : shuffled(points, done_ + 1)) {
+      const BenchRates rates = runner.run(point, {.seconds = seconds});
+      BenchRates& sum = std::ranges::find(results, point, &BenchResult::point)->rates;
+      sum.read += rates.read / kRounds;
+      sum.write += rates.write / kRounds;
+      sum.cpu_seconds_per_gb += rates.cpu_seconds_per_gb / kRounds;
+      ++done_;
+      report(target, describe(point, rates));
+    }
+  }
+  target.results.insert(target.results.end(), results.begin(), results.end());
+}
+
+/// Reads and writes at the recommended settings from every NUMA node in turn.
+void Sweep::compare_nodes(DriveRunner& runner, TargetResult& target) {
+  if (nodes_.size() < 2) return;
+  const int home = target.paths.size() == 1 ? drive_numa_node(target.paths.front()) : -1;
+  const Recommendation& best = target.best;
+  for (const NumaNode& node : nodes_) {
+    const NodeBinding binding(node.index);
+    if (!binding.bound()) continue;
+    bool placed = true;
+    for (const Arena* arena : {&buffers_.read, &buffers_.write}) {
+      placed = placed && place_on_node(arena->memory(), arena->bytes(), node.index);
+    }
+    if (!placed) continue;
+    const auto measure = [&](Traffic traffic) {
+      const BenchPoint point{.traffic = traffic,
+                             .order = PageOrder::random,
+                             .block_bytes = best.block_bytes,
+                             .read_depth = best.read_depth,
+                             .write_depth = best.write_depth};
+      return runner.run(point, {.seconds = options_.seconds_per_point});
+    };
+    NodeResult result{
+        .node = node.index,
+        .local = home < 0 ? std::nullopt : std::optional(static_cast<uint32_t>(home) == node.index),
+        .read = measure(Traffic::read).read,
+        .write = measure(Traffic::write).write};
+    report(target, fmt::format("NUMA node {}: read {}, write {}", node.index,
+                               format_rate(result.read), format_rate(result.write)));
+    target.nodes.push_back(result);
+  }
+}
+
+TargetResult Sweep::measure(const std::string& name, const std::vector<fs::path>& paths) {
+  TargetResult target;
+  target.name = name;
+  target.paths = paths;
+  const std::vector<BenchPoint> points = alone_points(grid_);
+  std::unique_ptr<DriveRunner> runner;
+  if (paths.size() == 1) {
+    runner = make_runner(paths, kFirstStripe, target);
+    run_points(*runner, points, target);
+  } else {
+    // A block is a stripe, as in training, so each block size has files of its own layout.
+    std::map<uint64_t, std::vector<BenchPoint>> by_block;
+    for (const BenchPoint& point : points) by_block[point.block_bytes].push_back(point);
+    for (const auto& [block, of_block] : by_block) {
+      runner.reset();
+      runner = make_runner(paths, block, target);
+      run_points(*runner, of_block, target);
+    }
+  }
+  target.best = recommend_alone(target.results);
+  if (paths.size() > 1) {
+    runner.reset();
+    runner = make_runner(paths, target.best.block_bytes, target);
+  }
+  run_points(*runner, mixed_points(grid_, target.best.block_bytes), target);
+  recommend_mixed(target.results, target.best);
+  compare_nodes(*runner, target);
+  return target;
+}
+
+void describe_host(NvmeBenchReport& report) {
+  utsname name{};
+  if (::uname(&name) == 0) report.kernel = fmt::format("{} {}", name.sysname, name.release);
+  const Machine machine = read_machine();
+  report.machine = fmt::format("{}, {} cores", machine.cpu_model, machine.cores);
+  const std::time_t now = std::time(nullptr);
+  report.started = fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", fmt::gmtime(now));
+  if (machine.numa_nodes.size() < 2) {
+    report.notes.push_back("one NUMA node: local and remote memory cannot be compared here");
+  }
+}
+
+}  // namespace
+
+uint64_t bench_page_bytes(uint64_t bytes_per_path) {
+  const uint64_t small = bytes_per_path / 8 / kIoAlignment * kIoAlignment;
+  return std::clamp<uint64_t>(small, kIoAlignment, kRecordBytes);
+}
+
+NvmeBenchReport run_nvme_benchmark(const NvmeBenchOptions& options, const std::atomic<bool>& stop,
+                                   const BenchProgress& progress) {
+  CHECK(!options.paths.empty());
+  if (options.bytes_per_path < 8 * kIoAlignment) {
+    fail(ErrorCode::invalid_config, "--size {} is too small; use at least {}",
+         format_bytes(options.bytes_per_path), format_bytes(8 * kIoAlignment));
+  }
+  for (const uint64_t block : options.block_sizes) {
+    if (block > 0 && block % kIoAlignment == 0) continue;
+    fail(ErrorCode::invalid_config, "--block-size {} is no multiple of {}", block, kIoAlignment);
+  }
+  check_bench_paths(options.paths, options.bytes_per_path, options.disk_space);
+  NvmeBenchReport report;
+  describe_host(report);
+  report.page_bytes = bench_page_bytes(options.bytes_per_path);
+  report.seconds_per_point = options.seconds_per_point;
+  Sweep sweep(options, stop, progress);
+  for (const fs::path& path : options.paths) {
+    report.targets.push_back(sweep.measure(path.string(), {path}));
+  }
+  if (options.paths.size() > 1) {
+    report.targets.push_back(
+        sweep.measure(fmt::format("all {} paths", options.paths.size()), options.paths));
+  }
+  for (const TargetResult& target : report.targets) {
+    if (target.direct) continue;
+    report.notes.push_back(fmt::format(
+        "{}: no O_DIRECT on its file system, so these are rates of the page cache, not of a drive; "
+        "measure a directory on ext4 or xfs",
+        target.name));
+  }
+  return report;
+}
+
+}  // namespace overspill

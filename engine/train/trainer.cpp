@@ -30,20 +30,6 @@ void require_output_dir(const fs::path& path) {
   }
 }
 
-/// A resumed run must see the sequences that the interrupted one had left.
-void require_same_data_order(const TrainingPosition& position, const TrainConfig& config,
-                             const fs::path& checkpoint) {
-  if (position.seed == config.seed && position.shuffle == config.shuffle &&
-      position.sequence_len == config.sequence_len) {
-    return;
-  }
-  fail(ErrorCode::invalid_config,
-       "{}: its data order (seed {}, shuffle {}, sequence_len {}) is not this run's (seed {}, "
-       "shuffle {}, sequence_len {}); set them to the checkpoint's, or start from it as base_model",
-       checkpoint.string(), position.seed, position.shuffle, position.sequence_len, config.seed,
-       config.shuffle, config.sequence_len);
-}
-
 void log_plan(const Layout& layout) {
   const PlanOptions& o = layout.options;
   log_info("{} parameters; device {} of {}, host {} of {}, nvme {}; prefetch depth {}",
@@ -85,36 +71,7 @@ Trainer::Trainer(const TrainConfig& config)
   start_ = {};
 }
 
-Trainer::Start Trainer::find_start(const RunSetup& setup) {
-  const TrainConfig& config = setup.config;
-  Start start;
-  std::optional<fs::path> from;
-  if (config.resume_from_checkpoint == "true") {
-    from = latest_checkpoint(config.output_dir);
-    if (!from) log_info("no checkpoint in {} yet: starting anew", config.output_dir.string());
-  } else if (!config.resume_from_checkpoint.empty()) {
-    from = config.resume_from_checkpoint;
-  }
-  if (from) {
-    start.checkpoint = open_checkpoint(*from);
-    require_same_data_order(start.checkpoint->position, config, *from);
-    check_model_tensors(setup.model, ModelTensors(start.checkpoint->directory));
-    return start;
-  }
-  if (has_checkpoints(config.output_dir)) {
-    fail(ErrorCode::invalid_config,
-         "output_dir {} holds checkpoints of an earlier run; continue it with "
-         "resume_from_checkpoint: true, or choose another output_dir",
-         config.output_dir.string());
-  }
-  if (!config.init_from_scratch) {
-    start.model.emplace(config.base_model);
-    check_model_tensors(setup.model, *start.model);
-  }
-  return start;
-}
-
-void Trainer::load(const Start& start) {
+void Trainer::load(const RunStart& start) {
   if (start.checkpoint) {
     load_checkpoint(store_, *start.checkpoint);
     position_ = start.checkpoint->position;
@@ -328,7 +285,9 @@ RunReport Trainer::run(const std::atomic<bool>& stop) {
   progress_ = std::make_unique<Progress>(total_steps_, config.logging_steps);
   if (position_.step < total_steps_) log_prediction();
   const auto start = std::chrono::steady_clock::now();
-  uint64_t saved_step = UINT64_MAX, evaluated_step = UINT64_MAX;
+  // A run that was resumed at its end has nothing to do, and nothing to save.
+  uint64_t saved_step = position_.step > 0 ? position_.step : UINT64_MAX;
+  uint64_t evaluated_step = UINT64_MAX;
   while (position_.step < total_steps_ && !stop) {
     if (last_.program != nullptr) {
       measured_ = measure_profile(*last_.program, last_.trace, fallback_profile());

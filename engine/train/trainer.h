@@ -6,11 +6,11 @@
 #include <memory>
 #include <optional>
 
-#include "engine/model/safetensors.h"
 #include "engine/run/executor.h"
 #include "engine/train/checkpoint.h"
 #include "engine/train/metrics.h"
 #include "engine/train/run_setup.h"
+#include "engine/train/run_start.h"
 
 namespace overspill {
 
@@ -47,13 +47,7 @@ class Trainer {
     const Program* program = nullptr;
   };
 
-  /// Where a run's first weights come from, found and checked before anything is allocated.
-  struct Start {
-    std::optional<Checkpoint> checkpoint;
-    std::optional<ModelTensors> model;  ///< neither: random weights
-  };
-  static Start find_start(const RunSetup& setup);
-  void load(const Start& start);
+  void load(const RunStart& start);
   uint64_t sequences_per_step() const;
   const Program& program(const StepKind& kind);
   StepOutcome train_step();
@@ -75,7 +69,7 @@ class Trainer {
 
   RunSetup setup_;
   std::optional<SequenceData> data_, eval_data_;
-  Start start_;
+  RunStart start_;
   uint64_t total_steps_ = 0;
   LrSchedule schedule_;
   AdamWSettings adamw_;

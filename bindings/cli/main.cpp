@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <exception>
 
+#include "bindings/cli/bench_command.h"
 #include "bindings/cli/info_command.h"
 #include "bindings/cli/train_command.h"
 #include "engine/base/error.h"
@@ -28,7 +29,9 @@ int run(int argc, char** argv) {
       "overspill"};
   app.set_version_flag("--version", std::string("overspill ") + overspill::kVersion);
   app.require_subcommand(1);
-  app.footer("\nExamples:\n  overspill info\n  overspill train llama.yaml\n");
+  app.footer(
+      "\nExamples:\n  overspill info\n  overspill bench nvme --path /mnt/nvme0\n"
+      "  overspill train llama.yaml\n");
 
   overspill::TrainArguments train;
   bool help_keys = false;
@@ -45,6 +48,9 @@ int run(int argc, char** argv) {
   CLI::App* info_command = app.add_subcommand("info", "Show this machine as the engine sees it");
   info_command->add_flag("--json", json, "Print one JSON object");
 
+  overspill::BenchArguments bench;
+  CLI::App* bench_command = overspill::add_bench_command(app, bench);
+
   try {
     app.parse(argc, argv);
     if (train_command->parsed() && !help_keys && train.config.empty()) {
@@ -59,6 +65,7 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (train_command->parsed()) return overspill::run_train(train);
+  if (bench_command->parsed()) return overspill::run_bench(bench);
   overspill::run_info(json);
   return 0;
 }

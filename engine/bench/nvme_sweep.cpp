@@ -145,9 +145,8 @@ void recommend_mixed(std::span<const BenchResult> results, Recommendation& chose
   }
   CHECK(!all.empty());
   chosen.reads_keep_half = !fair.empty();
-  const auto use = [&](const BenchResult* result) {
-    if (fair.empty()) return result->rates.read;
-    return result->rates.read / chosen.read + result->rates.write / chosen.write;
+  const auto score = [&](const BenchResult* result) {
+    return fair.empty() ? result->rates.read : std::min(result->rates.read, result->rates.write);
   };
   const auto size = [](const BenchResult* result) {
     const BenchPoint& point = result->point;
@@ -155,10 +154,10 @@ void recommend_mixed(std::span<const BenchResult> results, Recommendation& chose
   };
   const std::vector<const BenchResult*>& candidates = fair.empty() ? all : fair;
   double best = 0;
-  for (const BenchResult* result : candidates) best = std::max(best, use(result));
+  for (const BenchResult* result : candidates) best = std::max(best, score(result));
   const BenchResult* winner = nullptr;
   for (const BenchResult* result : candidates) {
-    if (use(result) < kNearBest * best) continue;
+    if (score(result) < kNearBest * best) continue;
     if (winner == nullptr || size(result) < size(winner)) winner = result;
   }
   CHECK(winner != nullptr);

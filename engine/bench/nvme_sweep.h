@@ -66,8 +66,8 @@ struct Recommendation {
 /// order. Results of other points are ignored.
 Recommendation recommend_alone(std::span<const BenchResult> results);
 /// Adds the depths for both at once: among pairs at the recommended block size with which reads
-/// keep half of their rate alone, the smallest pair within 3 % of the best use of the drive
-/// (read/read alone + write/write alone). Without such a pair, the one with the fastest reads.
+/// keep half of their rate alone, the smallest pair within 3 % of the fastest flow that both sides
+/// sustain (a step reads about as much as it writes). Without such a pair, the fastest reads.
 void recommend_mixed(std::span<const BenchResult> results, Recommendation& recommendation);
 
 /// Rates with the process and its memory on one NUMA node.

@@ -163,10 +163,9 @@ void StepPlanner::export_gradient(uint32_t layer, uint32_t c, Location sum) {
          {source, access(to, id, AccessMode::write)});
   };
   if (updates_in_backward()) {
-    if (float32 && (unified_ || updates_on_device(layer))) {
-      return plan_update(layer, c, source, false);
-    }
-    Location gradient = unified_ ? stages_.next() : at;
+    // Float32 stays in place. The export is emitted all the same: the update waits for it, and so
+    // for the reduction before it in its lane, which finds what is not finite.
+    Location gradient = unified_ && !float32 ? stages_.next() : at;
     cast_to(gradient);
     if (!unified_ && !updates_on_device(layer)) {
       const Location stage = stages_.next();

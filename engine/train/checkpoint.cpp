@@ -268,7 +268,8 @@ void load_checkpoint(PageStore& store, const Checkpoint& checkpoint) {
 }
 
 bool has_checkpoints(const fs::path& output_dir) {
-  if (!fs::exists(output_dir)) return false;
+  std::error_code error;
+  if (!fs::is_directory(output_dir, error)) return false;  // making it says what is wrong
   for (const auto& entry : fs::directory_iterator(output_dir)) {
     if (checkpoint_step(entry.path())) return true;
   }

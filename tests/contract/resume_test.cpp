@@ -58,7 +58,7 @@ class ResumeContract : public TrainingTest {
     }
     saving.resume_from_checkpoint = "true";
     run(saving);
-    for (uint64_t k = 0; k <= kSteps; ++k) {
+    for (uint64_t k = 0; k < kSteps; ++k) {
       for (const bool moved : {false, true}) {
         SCOPED_TRACE(fmt::format("after step {}{}", k, moved ? ", another placement" : ""));
         TrainConfig resumed = config;
@@ -158,6 +158,17 @@ TEST_F(ResumeContract, MetricsKeepEvaluationsAndDropATornLine) {
             (line.contains("final") ? "f" : "") + " ";
   }
   EXPECT_EQ(seen, "1 1e 2 2e 3 3e 4 4e 4f ");
+}
+
+TEST_F(ResumeContract, AFinishedRunHasNothingToDo) {
+  TrainConfig made = config();
+  const FinishedRun first = run(made);
+  made.resume_from_checkpoint = "true";
+  const FinishedRun again = run(made);
+  EXPECT_EQ(again.report.steps, 0u);
+  EXPECT_FALSE(again.report.interrupted);
+  EXPECT_EQ(step_text(first.lines), step_text(again.lines));
+  expect_same_files(first.checkpoint, files_in(made.output_dir / "checkpoint-5"));
 }
 
 TEST_F(ResumeContract, LimitKeepsTheNewestAndTheOneJustSaved) {

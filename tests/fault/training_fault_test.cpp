@@ -211,6 +211,10 @@ TEST_F(TrainingFault, ADiskThatFillsUpFailsTheSaveAndKeepsTheOthers) {
 class TrainingSignals : public TrainingFault {
  protected:
   static constexpr const char* kSteps = "max_steps=150";
+  /// Slow steps, so that a run is not over before its signal comes.
+  static std::vector<std::string> slow(const std::string& more) {
+    return {kSteps, "offload.io.block_size=4096", "offload.io.queue_depth=1", more};
+  }
 
   void SetUp() override {
     TrainingTest::SetUp();
@@ -238,7 +242,7 @@ class TrainingSignals : public TrainingFault {
 };
 
 TEST_F(TrainingSignals, AKilledRunsFilesAreReclaimedAndItResumes) {
-  Child child = start({kSteps, "save_steps=4"});
+  Child child = start(slow("save_steps=4"));
   ASSERT_TRUE(wait_for_line(child, 10)) << child.wait().err;
   child.send(SIGKILL);
   EXPECT_EQ(child.wait().signal, SIGKILL);
@@ -253,7 +257,7 @@ TEST_F(TrainingSignals, AKilledRunsFilesAreReclaimedAndItResumes) {
 TEST_F(TrainingSignals, InterruptsFinishTheStepSaveAndExit130) {
   for (const int signal : {SIGINT, SIGTERM}) {
     fs::remove_all(root_ / "out");
-    Child child = start({kSteps});
+    Child child = start(slow("save_steps=0"));
     ASSERT_TRUE(wait_for_line(child, 5)) << child.wait().err;
     child.send(signal);
     const Child::Result result = child.wait();

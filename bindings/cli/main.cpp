@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 
 #include "bindings/cli/bench_command.h"
 #include "bindings/cli/info_command.h"
@@ -80,6 +81,10 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "overspill: {}: {}\n", overspill::error_code_name(error.code()),
                error.what());
     return error.code() == overspill::ErrorCode::invalid_config ? 2 : 1;
+  } catch (const std::filesystem::filesystem_error& error) {
+    std::fflush(stdout);
+    fmt::print(stderr, "overspill: io: {}\n", error.what());
+    return 1;
   } catch (const std::exception& error) {
     std::fflush(stdout);
     fmt::print(stderr, "overspill: internal: {}\n", error.what());

@@ -75,6 +75,8 @@ void Trainer::load(const RunStart& start) {
   if (start.checkpoint) {
     load_checkpoint(store_, *start.checkpoint);
     position_ = start.checkpoint->position;
+    resumed_in_place_ = fs::equivalent(start.checkpoint->directory.parent_path(),
+                                       setup_.config.output_dir);
     log_info("resumed from {} at step {}", start.checkpoint->directory.string(), position_.step);
     return;
   }
@@ -285,9 +287,9 @@ RunReport Trainer::run(const std::atomic<bool>& stop) {
   progress_ = std::make_unique<Progress>(total_steps_, config.logging_steps);
   if (position_.step < total_steps_) log_prediction();
   const auto start = std::chrono::steady_clock::now();
-  // A run that was resumed at its end has nothing to do, and nothing to save.
-  uint64_t saved_step = position_.step > 0 ? position_.step : UINT64_MAX;
-  uint64_t evaluated_step = UINT64_MAX;
+  // A run that was resumed at its end has nothing to do, and nothing to save again.
+  uint64_t saved_step = resumed_in_place_ ? position_.step : UINT64_MAX;
+  uint64_t evaluated_step = saved_step;
   while (position_.step < total_steps_ && !stop) {
     if (last_.program != nullptr) {
       measured_ = measure_profile(*last_.program, last_.trace, fallback_profile());

@@ -81,6 +81,7 @@ class Trainer {
 
   TrainingPosition position_;
   std::optional<AdamWStep> pending_;
+  bool resumed_in_place_ = false;  ///< from a checkpoint of this output_dir
   uint32_t non_finite_in_row_ = 0;
   std::unique_ptr<MetricsFile> metrics_;
   std::unique_ptr<Progress> progress_;

@@ -1,6 +1,6 @@
 // Prints a run's metrics.jsonl as the table that bench/RESULTS.md keeps: per step the time, the
-// rate at 8 FLOPs per parameter and token (forward 2, recompute 2, backward 4), bytes per parameter on
-// the NVMe lanes, stalls; and the totals.
+// rate at 8 FLOPs per parameter and token (forward 2, recompute 2, backward 4), bytes per parameter
+// on the NVMe lanes, stalls; and the totals.
 #include <fmt/format.h>
 
 #include <cstdlib>
@@ -21,15 +21,15 @@ void print_step(const json& step, double parameters, double tokens, double sgemm
   const double rate = 8.0 * parameters * tokens / seconds * 1e-9;
   double stall = 0;
   for (const auto& [name, value] : step.at("stall_seconds").items()) stall += value.get<double>();
-  fmt::print("| {} | {:.2f} | {:.1f} | {} | {:.3f} | {:.3f} | {:.2f} | {:.2f} | {:.2f} | {:.2f} "
-             "|\n",
-             step.at("step").get<uint64_t>(), seconds, rate,
-             sgemm > 0 ? fmt::format("{:.1f} %", 100.0 * rate / sgemm) : "-",
-             lane(step, "lane_bytes", "nvme_read") / parameters,
-             lane(step, "lane_bytes", "nvme_write") / parameters,
-             lane(step, "lane_busy_seconds", "nvme_read"),
-             lane(step, "lane_busy_seconds", "nvme_write"),
-             lane(step, "lane_busy_seconds", "optimizer"), stall);
+  fmt::print(
+      "| {} | {:.2f} | {:.1f} | {} | {:.3f} | {:.3f} | {:.2f} | {:.2f} | {:.2f} | {:.2f} "
+      "|\n",
+      step.at("step").get<uint64_t>(), seconds, rate,
+      sgemm > 0 ? fmt::format("{:.1f} %", 100.0 * rate / sgemm) : "-",
+      lane(step, "lane_bytes", "nvme_read") / parameters,
+      lane(step, "lane_bytes", "nvme_write") / parameters,
+      lane(step, "lane_busy_seconds", "nvme_read"), lane(step, "lane_busy_seconds", "nvme_write"),
+      lane(step, "lane_busy_seconds", "optimizer"), stall);
 }
 
 void print_final(const json& total) {
@@ -56,8 +56,10 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "bench_report: cannot read {}, or PARAMETERS is not a number\n", argv[1]);
     return 1;
   }
-  fmt::print("| step | seconds | GFLOP/s | of sgemm | read B/param | written B/param | "
-             "nvme_read s | nvme_write s | optimizer s | stall s |\n|---|---|---|---|---|---|---|---|---|---|\n");
+  fmt::print(
+      "| step | seconds | GFLOP/s | of sgemm | read B/param | written B/param | "
+      "nvme_read s | nvme_write s | optimizer s | stall s |\n"
+      "|---|---|---|---|---|---|---|---|---|---|\n");
   double tokens_before = 0;
   for (std::string line; std::getline(file, line);) {
     const json object = json::parse(line);

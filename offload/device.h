@@ -1,6 +1,6 @@
 // A compute device's memory and copies. Each call is made by the lane it belongs to and returns
-// when done, so that lanes overlap with each other; a device must allow concurrent calls from different
-// lanes. The host device stands for a GPU in tests: its memory is an arena of its own.
+// when done, so that lanes overlap with each other; a device must allow concurrent calls from
+// different lanes. The host device stands for a GPU in tests: its memory is an arena of its own.
 #pragma once
 
 #include <cstddef>

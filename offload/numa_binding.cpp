@@ -1,4 +1,5 @@
-// Binding through hwloc. A topology from HWLOC_XMLFILE is another machine's, and hwloc then refuses.
+// Binding through hwloc. A topology from HWLOC_XMLFILE is another machine's, and hwloc then
+// refuses.
 #include "offload/numa_binding.h"
 
 #include <hwloc.h>

@@ -1,5 +1,5 @@
-// A benchmark's report as a table for the terminal, as JSON, and as one HTML page that needs nothing
-// else. Pure functions.
+// A benchmark's report as a table for the terminal, as JSON, and as one HTML page that needs
+// nothing else. Pure functions.
 #pragma once
 
 #include <string>

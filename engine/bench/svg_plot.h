@@ -1,5 +1,5 @@
-// Small plots as inline SVG: lines over a logarithmic axis, and stacked bars. Colours are told apart
-// by the colour-blind, and every mark says its value when pointed at. Pure functions.
+// Small plots as inline SVG: lines over a logarithmic axis, and stacked bars. Colours are told
+// apart by the colour-blind, and every mark says its value when pointed at. Pure functions.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// AdamW against torch.optim.AdamW's numbers (tests/golden/adamw_pytorch.py), the split master against
-// the float32 one bit for bit, decay ranges and moments that are still zero.
+// AdamW against torch.optim.AdamW's numbers (tests/golden/adamw_pytorch.py), the split master
+// against the float32 one bit for bit, decay ranges and moments that are still zero.
 #include "optim/adamw.h"
 
 #include <gtest/gtest.h>
@@ -87,8 +87,8 @@ AdamWSettings settings_of(const Json& c) {
   return {c.at("beta1"), c.at("beta2"), c.at("epsilon"), c.at("weight_decay")};
 }
 
-/// Both compute each element in float32 from float64 scalars, but in another order of roundings: each
-/// step may add a unit in the last place of the largest term that the sum has seen.
+/// Both compute each element in float32 from float64 scalars, but in another order of roundings:
+/// each step may add a unit in the last place of the largest term that the sum has seen.
 constexpr double kUnit = 0x1p-23;
 void expect_near(const Floats& got, const Floats& want, const Floats& terms, double tolerance) {
   ASSERT_EQ(got.size(), want.size());

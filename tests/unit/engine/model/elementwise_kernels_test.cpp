@@ -1,5 +1,5 @@
-// The host's norms, rotation, SwiGLU, loss, reductions and conversions against float64, at odd sizes
-// and with extreme values; exp_fast over its whole range.
+// The host's norms, rotation, SwiGLU, loss, reductions and conversions against float64, at odd
+// sizes and with extreme values; exp_fast over its whole range.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

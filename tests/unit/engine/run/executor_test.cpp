@@ -1,5 +1,5 @@
-// The executor on real Programs of a small model: order under random delays, lanes at the same time,
-// errors, and use after an error.
+// The executor on real Programs of a small model: order under random delays, lanes at the same
+// time, errors, and use after an error.
 #include "engine/run/executor.h"
 
 #include <gtest/gtest.h>

@@ -81,7 +81,7 @@ DriveRunner::DriveRunner(const Options& options, BenchBuffers& buffers)
     : options_(options), buffers_(buffers) {
   const uint64_t pages_per_drive = options.bytes_per_drive / buffers.page_bytes;
   page_count_ = pages_per_drive * options.directories.size();
-  CHECK(pages_per_drive >= 2);
+  CHECK(pages_per_drive >= 2 && options.pages_per_call <= buffers.pages);
   std::vector<BenchDirectory> own;
   VolumeOptions volume;
   for (const auto& parent : options.directories) {
@@ -112,12 +112,12 @@ void DriveRunner::run_side(Side& side, const Clock& clock) {
     if (options_.stop != nullptr && options_.stop->load()) {
       fail(ErrorCode::cancelled, "benchmark interrupted; its files are removed");
     }
-    uint64_t pages = buffers_.pages;
+    uint64_t pages = options_.pages_per_call;
     if (clock.budget.bytes > 0) {
       pages = std::min(pages, ceil_div(clock.budget.bytes - counted, buffers_.page_bytes));
     }
     call.clear();
-    for (uint64_t slot = 0; slot < pages; ++slot, ++turn) {
+    for (uint64_t end = turn + pages; turn < end; ++turn) {
       const uint64_t at = turn % side.page_count;
       if (at == 0 && side.order == PageOrder::random) {  // Fisher and Yates
         for (uint64_t i = side.page_count - 1; i > 0; --i) {
@@ -125,7 +125,7 @@ void DriveRunner::run_side(Side& side, const Clock& clock) {
         }
       }
       call.push_back({.offset = order[at] * buffers_.page_bytes,
-                      .memory = side.memory + slot * buffers_.page_bytes,
+                      .memory = side.memory + turn % buffers_.pages * buffers_.page_bytes,
                       .bytes = buffers_.page_bytes});
     }
     side.writes ? side.channel.write(call) : side.channel.read(call);

@@ -19,9 +19,9 @@ namespace overspill {
 
 /// Memory for pages on their way, one pool per side, filled with bits that no drive can compress.
 struct BenchBuffers {
-  explicit BenchBuffers(uint64_t page_bytes, uint32_t pages);
+  BenchBuffers(uint64_t page_bytes, uint32_t pages);
   uint64_t page_bytes;
-  uint32_t pages;  ///< of one side: what one call moves
+  uint32_t pages;  ///< of one side, used in turn
   Arena read, write;
 };
 
@@ -31,7 +31,8 @@ class DriveRunner {
     std::vector<std::filesystem::path> directories;
     uint64_t bytes_per_drive = 0;  ///< rounded down to whole pages
     uint64_t stripe_bytes = kMiB;
-    IoOptions io;                             ///< backend and wrapper; sizes come with each point
+    uint32_t pages_per_call = 1;  ///< training waits for every page of its own; at most pages
+    IoOptions io;                 ///< backend and wrapper; sizes come with each point
     const std::atomic<bool>* stop = nullptr;  ///< ends a run between two calls
   };
   /// How long to measure: for a time, or for so many bytes on each side.

@@ -24,7 +24,6 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kRecordBytes = 48 * kMiB;  // a chunk's record at the default 4 Mi parameters
 constexpr uint32_t kPagesInMemory = 4;        // of each side
-constexpr uint64_t kMostInFlight = 128 * kMiB;
 constexpr uint32_t kRounds = 2;
 constexpr uint64_t kFirstStripe = 4 * kMiB;
 
@@ -68,14 +67,15 @@ class Sweep {
   SweepGrid grid_;
   BenchBuffers buffers_;
   std::vector<NumaNode> nodes_;
-  size_t done_ = 0, total_ = 0;
+  size_t most_mixed_ = 0, done_ = 0, total_ = 0;
 };
 
 SweepGrid make_grid(const NvmeBenchOptions& options) {
   const uint64_t page = bench_page_bytes(options.bytes_per_path);
   SweepGrid grid{.block_sizes = {},
                  .depths = options.depths,
-                 .most_in_flight = std::min(kMostInFlight, page * kPagesInMemory),
+                 // One page is asked for at a time; a little more shows that more does not help.
+                 .most_in_flight = page / 3 * 4,
                  .sequential = options.sequential};
   for (const uint64_t block : options.block_sizes) {
     if (block <= page) grid.block_sizes.push_back(block);
@@ -94,9 +94,9 @@ Sweep::Sweep(const NvmeBenchOptions& options, const std::atomic<bool>& stop,
       buffers_(bench_page_bytes(options.bytes_per_path), kPagesInMemory),
       nodes_(read_machine().numa_nodes) {
   const size_t alone = alone_points(grid_).size() * kRounds;
-  // Which block size is mixed is not known yet; the first shows the most pairs.
-  const size_t mixed = mixed_points(grid_, grid_.block_sizes.front()).size() * kRounds;
-  total_ = targets() * (alone + mixed);
+  // Which block size will be used for both at once is not known yet; the smallest has most pairs.
+  most_mixed_ = mixed_points(grid_, grid_.block_sizes.front()).size();
+  total_ = targets() * (alone + most_mixed_ * kRounds);
 }
 
 void Sweep::report(const TargetResult& target, const std::string& text) {
@@ -195,7 +195,9 @@ TargetResult Sweep::measure(const std::string& name, const std::vector<fs::path>
     runner.reset();
     runner = make_runner(paths, target.best.block_bytes, target);
   }
-  run_points(*runner, mixed_points(grid_, target.best.block_bytes), target);
+  const std::vector<BenchPoint> mixed = mixed_points(grid_, target.best.block_bytes);
+  total_ -= kRounds * (most_mixed_ - mixed.size());
+  run_points(*runner, mixed, target);
   recommend_mixed(target.results, target.best);
   compare_nodes(*runner, target);
   return target;

@@ -128,8 +128,8 @@ void save_profile(const std::filesystem::path& path, const HardwareProfile& prof
   if (!kinds.empty()) text += "rates:  # work is bytes, FLOPs or parameters\n";
   for (const OpKind kind : kinds) {
     const HardwareProfile::Rate& rate = profile[kind];
-    text += fmt::format("  {}: {{work_per_second: {}, latency_seconds: {}}}\n", op_name(kind),
-                        rate.work_per_second, rate.latency_seconds);
+    text += fmt::format("  {}: {{work_per_second: {:.6g}, latency_seconds: {:.6g}}}\n",
+                        op_name(kind), rate.work_per_second, rate.latency_seconds);
   }
   write_text_file(path, text);
 }

@@ -1,27 +1,32 @@
 // Moves segments between memory and a volume: cuts them into requests, keeps the queue full,
-// continues short transfers and retries what may pass. One thread per Channel.
-// Knows no pages; their checksums and identities are the caller's.
+// continues short transfers, retries what may pass, and checks content. One thread per Channel.
+// Knows no pages: an Integrity names them.
 #include <algorithm>
-#include <cerrno>
-#include <chrono>
+#include <cstdlib>
 #include <numeric>
 #include <optional>
 #include <thread>
 
 #include "engine/base/error.h"
+#include "engine/base/log.h"
+#include "nvme/channel_errors.h"
+#include "nvme/integrity.h"
 #include "nvme/volume.h"
 
 namespace overspill {
 namespace {
 
+using std::chrono::milliseconds;
+
 constexpr uint32_t kTries = 3;
 constexpr uint64_t kLargestBlock = uint64_t{1} << 30;  // below what Linux moves in one call
-
-bool may_pass(int error) { return error == EAGAIN || error == EINTR || error == EIO; }
+/// Summing takes about as long as moving, so a request is handed over before the next is summed.
+constexpr uint64_t kSubmitBytes = 256 << 10;
+constexpr milliseconds kDrain{10000};  // what cancelled requests get to come back
 
 /// 1 ms after the first failure, then ten times as long each time.
 void back_off(uint32_t failures) {
-  std::chrono::milliseconds pause{1};
+  milliseconds pause{1};
   for (uint32_t i = 1; i < failures; ++i) pause *= 10;
   std::this_thread::sleep_for(pause);
 }
@@ -32,25 +37,26 @@ std::vector<int> descriptors(const Volume& volume) {
   return files;
 }
 
-const char* next_step(const IoRequest& request, const IoResult& result) {
-  switch (result.error) {
-    case 0:
-      return result.bytes == 0 && !request.write ? "find what cut the swap file short"
-                                                 : "check the drive (dmesg)";
-    case ENOSPC:
-    case EDQUOT: return "free space there or set offload.nvme_paths to a larger drive";
-    case EROFS: return "make the file system writable again (dmesg says why it is not)";
-    default: return "check the drive (dmesg)";
-  }
-}
-
-std::string cause(const IoRequest& request, const IoResult& result) {
-  if (result.error != 0) return errno_text(result.error);
-  if (result.bytes == 0) return request.write ? "nothing was written" : "end of file";
-  return request.write ? "short write" : "short read";
-}
-
 }  // namespace
+
+/// A request in flight.
+struct Channel::Slot {
+  IoRequest request;       // what is left of it
+  uint32_t bytes = 0;      // of all of it
+  Integrity::Place place;  // with an Integrity: what it holds
+  uint32_t tries = 0;      // without progress
+  bool held = false;       // by a request that is not done
+  bool submitted = false;  // and in flight
+  bool reread = false;
+  Clock::time_point start;  // of its last submission
+};
+
+struct Channel::Failure {
+  enum class Kind : uint8_t { result, stuck, content, never_written } kind;
+  Slot slot;
+  IoResult result{};
+  std::string text{};
+};
 
 /// One call of transfer: where cutting stands, what is done, and the first failure.
 struct Channel::Transfer {
@@ -60,21 +66,26 @@ struct Channel::Transfer {
   uint64_t done_bytes = 0;
   size_t next_segment = 0;
   uint64_t next_byte = 0;  // in that segment
-  struct Failure {
-    Slot slot;
-    IoResult result;
-  };
+  Integrity::Place place;  // of that byte, with an Integrity
+  uint64_t batch_bytes = 0;
   std::optional<Failure> failure;
+  Clock::time_point drain_until = Clock::time_point::max();
 };
 
-Channel::Channel(const Volume& volume, const IoOptions& options)
+Channel::Channel(const Volume& volume, const IoOptions& options, Integrity* integrity)
     : volume_(volume),
       block_bytes_(options.block_size),
-      io_(make_async_io(options, descriptors(volume))) {
+      timeout_(options.timeout.count() > 0 ? options.timeout : kForever),
+      integrity_(integrity),
+      io_(make_async_io(options, descriptors(volume))),
+      write_depth_(std::max(options.write_depth, 1u)),
+      file_in_flight_(volume.files().size()) {
   CHECK(block_bytes_ > 0 && block_bytes_ % kIoAlignment == 0 && block_bytes_ <= kLargestBlock);
+  CHECK(integrity_ == nullptr || integrity_->block_bytes() == block_bytes_);
   const size_t depth = std::min(options.queue_depth, io_->depth());
   slots_.resize(depth);
-  free_slots_.reserve(depth);
+  free_slots_.resize(depth);
+  std::iota(free_slots_.rbegin(), free_slots_.rend(), 0u);
   batch_.reserve(depth);
   results_.resize(depth);
 }
@@ -82,7 +93,7 @@ Channel::Channel(const Volume& volume, const IoOptions& options)
 Channel::~Channel() = default;
 
 void Channel::transfer(std::span<const Segment> segments, bool write) {
-  Transfer transfer{.segments = segments, .write = write, .failure = std::nullopt};
+  Transfer transfer{.segments = segments, .write = write, .place = {}, .failure = std::nullopt};
   for (const Segment& segment : segments) {
     CHECK(segment.offset % kIoAlignment == 0 && segment.bytes % kIoAlignment == 0);
     CHECK(reinterpret_cast<uintptr_t>(segment.memory) % kIoAlignment == 0);
@@ -90,103 +101,266 @@ void Channel::transfer(std::span<const Segment> segments, bool write) {
     CHECK(segment.offset <= volume_.capacity_bytes() - segment.bytes);
     transfer.total_bytes += segment.bytes;
   }
-  free_slots_.resize(slots_.size());
-  std::iota(free_slots_.rbegin(), free_slots_.rend(), 0u);
-
-  size_t in_flight = 0;
   batch_.clear();
+  const milliseconds wait =
+      timeout_ == kForever ? kForever : std::max(timeout_ / 8, milliseconds(1));
+  Clock::time_point checked = Clock::now();
   for (;;) {
     // After a failure only drain: the kernel may still own buffers.
-    if (transfer.failure)
-      batch_.clear();
-    else
-      cut_requests(transfer);
-    if (!batch_.empty()) io_->submit(batch_);
-    in_flight += batch_.size();
-    stats_.requests += batch_.size();
-    batch_.clear();
-    if (in_flight == 0) break;
-    const size_t count = io_->reap(results_);
-    CHECK(count > 0 && count <= in_flight);
-    in_flight -= count;
+    if (!transfer.failure) add_requests(transfer);
+    if (transfer.failure) batch_.clear();
+    submit_batch();
+    if (in_flight_ == 0) break;
+    const size_t count = io_->reap(results_, wait);
+    CHECK(count <= in_flight_);
+    in_flight_ -= static_cast<uint32_t>(count);
     for (const IoResult& result : std::span(results_).first(count)) finish(result, transfer);
+    if (timeout_ == kForever || Clock::now() - checked < wait) continue;
+    checked = Clock::now();
+    look_for_stuck(transfer);
   }
   stats_.bytes += transfer.done_bytes;
-  if (transfer.failure) fail_transfer(transfer);
+  if (transfer.failure) {
+    for (Slot& slot : slots_) {
+      if (slot.held) free_slot(slot);
+    }
+    fail_transfer(transfer);
+  }
   CHECK(transfer.done_bytes == transfer.total_bytes);
 }
 
 /// Adds requests to the batch until no slot is free or the segments end.
-void Channel::cut_requests(Transfer& transfer) {
+void Channel::add_requests(Transfer& transfer) {
   while (!free_slots_.empty() && transfer.next_segment < transfer.segments.size()) {
     const Segment& segment = transfer.segments[transfer.next_segment];
     if (transfer.next_byte == segment.bytes) {
+      CHECK(integrity_ == nullptr || transfer.place.within == 0);  // whole regions
       ++transfer.next_segment;
       transfer.next_byte = 0;
       continue;
     }
+    if (integrity_ != nullptr && transfer.next_byte == 0) {
+      transfer.place = integrity_->find(segment.offset);
+    }
     const Volume::Place place = volume_.place(segment.offset + transfer.next_byte);
-    const uint64_t bytes =
-        std::min({block_bytes_, place.contiguous_bytes, segment.bytes - transfer.next_byte});
-    const uint32_t slot = free_slots_.back();
-    free_slots_.pop_back();
-    slots_[slot] = {.request = {.file = place.file,
-                                .offset = place.offset,
-                                .memory = segment.memory + transfer.next_byte,
-                                .bytes = static_cast<uint32_t>(bytes),
-                                .write = transfer.write,
-                                .tag = slot},
-                    .tries = 0};
-    batch_.push_back(slots_[slot].request);
-    transfer.next_byte += bytes;
+    if (!has_room(place.file, transfer.write)) return;
+    cut_request(transfer, place);
+    if (transfer.failure) return;
   }
+}
+
+/// A drive shares its time by what is queued: a full queue of writes would starve the few reads
+/// that the next layer waits for, so writers hold back while there are any.
+bool Channel::has_room(uint32_t file, bool write) const {
+  return !write || file_in_flight_[file] < write_depth_ ||
+         volume_.reads_in_flight(file).load(std::memory_order_relaxed) == 0;
+}
+
+void Channel::cut_request(Transfer& transfer, const Volume::Place& place) {
+  const Segment& segment = transfer.segments[transfer.next_segment];
+  const uint64_t offset = segment.offset + transfer.next_byte;
+  uint64_t most = segment.bytes - transfer.next_byte;
+  if (integrity_ != nullptr) most = std::min(most, integrity_->left(transfer.place));
+  const uint64_t bytes = request_bytes(volume_, block_bytes_, offset, most);
+  const uint32_t index = free_slots_.back();
+  free_slots_.pop_back();
+  Slot& slot = slots_[index];
+  slot = {.request = {.file = place.file,
+                      .offset = place.offset,
+                      .memory = segment.memory + transfer.next_byte,
+                      .bytes = static_cast<uint32_t>(bytes),
+                      .write = transfer.write,
+                      .tag = index},
+          .bytes = static_cast<uint32_t>(bytes),
+          .place = transfer.place,
+          .held = true,
+          .start = {}};
+  transfer.next_byte += bytes;
+  ++file_in_flight_[place.file];
+  if (!transfer.write) volume_.reads_in_flight(place.file).fetch_add(1, std::memory_order_relaxed);
+  if (integrity_ != nullptr) {
+    transfer.place = integrity_->after(slot.place, bytes);
+    if (!transfer.write && !integrity_->written(slot.place)) {
+      transfer.failure = {.kind = Failure::Kind::never_written, .slot = slot};
+      return free_slot(slot);
+    }
+    if (transfer.write) integrity_->record(slot.place, whole(slot));
+  }
+  batch_.push_back(slot.request);
+  transfer.batch_bytes += bytes;
+  if (integrity_ != nullptr && transfer.write && transfer.batch_bytes >= kSubmitBytes) {
+    submit_batch();
+    transfer.batch_bytes = 0;
+  }
+}
+
+void Channel::submit_batch() {
+  if (batch_.empty()) return;
+  const Clock::time_point now = Clock::now();
+  for (const IoRequest& request : batch_) {
+    slots_[request.tag].submitted = true;
+    slots_[request.tag].start = now;
+  }
+  io_->submit(batch_);
+  in_flight_ += static_cast<uint32_t>(batch_.size());
+  stats_.requests += batch_.size();
+  batch_.clear();
 }
 
 /// Takes one completion: frees its slot, or puts what is left of it into the batch again.
 void Channel::finish(const IoResult& result, Transfer& transfer) {
   CHECK(result.tag < slots_.size());
   Slot& slot = slots_[result.tag];
-  IoRequest& request = slot.request;
+  CHECK(slot.submitted);
+  slot.submitted = false;
   if (result.error == 0) {
-    CHECK(result.bytes <= request.bytes);
+    CHECK(result.bytes <= slot.request.bytes);
     // O_DIRECT goes on at a multiple of the alignment; part of a sector is moved again.
-    const uint32_t moved = result.bytes / kIoAlignment * kIoAlignment;
-    transfer.done_bytes += moved;
-    request.offset += moved;
-    request.memory += moved;
-    request.bytes -= moved;
-    if (request.bytes == 0) {
-      free_slots_.push_back(static_cast<uint32_t>(result.tag));
-      return;
-    }
-    if (moved > 0) {
-      slot.tries = 0;
-      batch_.push_back(request);
-      return;
-    }
+    const auto moved = static_cast<uint32_t>(result.bytes / kIoAlignment * kIoAlignment);
+    take_moved_bytes(moved, slot, transfer);
+    if (moved > 0) return;
   }
   if (transfer.failure) return;
   ++slot.tries;
   const bool retry = result.error == 0 ? result.bytes > 0 : may_pass(result.error);
   if (!retry || slot.tries == kTries) {
-    transfer.failure = {.slot = slot, .result = result};
+    transfer.failure = {.kind = Failure::Kind::result, .slot = slot, .result = result};
     return;
   }
   back_off(slot.tries);
   ++stats_.retries;
+  batch_.push_back(slot.request);
+}
+
+/// Goes on with the rest of a request, or ends it.
+void Channel::take_moved_bytes(uint32_t bytes, Slot& slot, Transfer& transfer) {
+  IoRequest& request = slot.request;
+  transfer.done_bytes += bytes;
+  request.offset += bytes;
+  request.memory += bytes;
+  request.bytes -= bytes;
+  if (bytes > 0) slot.tries = 0;
+  if (request.bytes == 0) {
+    if (check_content(slot, transfer)) free_slot(slot);
+  } else if (bytes > 0 && !transfer.failure) {
+    batch_.push_back(request);
+  }
+}
+
+/// Whether a finished request is done; false when it is read again.
+bool Channel::check_content(Slot& slot, Transfer& transfer) {
+  if (integrity_ == nullptr || transfer.write || transfer.failure) return true;
+  if (integrity_->matches(slot.place, whole(slot))) {
+    if (slot.reread) {
+      log_warning(
+          "read {} bytes at offset {:#x} of {} twice: the first bytes failed their checksum, the "
+          "second did not; watch the drive and its link (dmesg, smartctl -a)",
+          slot.bytes, slot.request.offset - slot.bytes,
+          volume_.files()[slot.request.file].path().string());
+    }
+    return true;
+  }
+  transfer.done_bytes -= slot.bytes;
+  IoRequest& request = slot.request;
+  if (slot.reread) {
+    transfer.failure = {.kind = Failure::Kind::content,
+                        .slot = slot,
+                        .text = integrity_->describe(slot.place, whole(slot))};
+    return true;
+  }
+  request.offset -= slot.bytes;
+  request.memory -= slot.bytes;
+  request.bytes = slot.bytes;
+  slot.reread = true;
+  ++stats_.rereads;
   batch_.push_back(request);
+  return false;
+}
+
+std::span<std::byte> Channel::whole(const Slot& slot) const {
+  return {slot.request.memory + slot.request.bytes - slot.bytes, slot.bytes};
+}
+
+void Channel::free_slot(Slot& slot) {
+  const IoRequest& request = slot.request;
+  slot.held = false;
+  --file_in_flight_[request.file];
+  if (!request.write) {
+    volume_.reads_in_flight(request.file).fetch_sub(1, std::memory_order_relaxed);
+  }
+  free_slots_.push_back(static_cast<uint32_t>(slot.request.tag));
+}
+
+/// Cancels everything when the oldest request is too old; ends the process when that fails.
+void Channel::look_for_stuck(Transfer& transfer) {
+  const Clock::time_point now = Clock::now();
+  if (transfer.drain_until != Clock::time_point::max()) {
+    if (now > transfer.drain_until && in_flight_ > 0) end_process(transfer);
+    return;
+  }
+  const Slot* oldest = nullptr;
+  for (const Slot& slot : slots_) {
+    if (slot.submitted && (oldest == nullptr || slot.start < oldest->start)) oldest = &slot;
+  }
+  if (oldest == nullptr || now - oldest->start < timeout_) return;
+  if (!transfer.failure) {
+    const auto age = std::chrono::duration_cast<milliseconds>(now - oldest->start);
+    transfer.failure = {.kind = Failure::Kind::stuck,
+                        .slot = *oldest,
+                        .text = fmt::format("no completion after {:.1f} s",
+                                            static_cast<double>(age.count()) / 1000)};
+  }
+  batch_.clear();
+  io_->cancel();
+  transfer.drain_until = now + std::min(kDrain, timeout_);
 }
 
 void Channel::fail_transfer(const Transfer& transfer) const {
-  const auto& [slot, result] = *transfer.failure;
-  const IoRequest& request = slot.request;
+  const Failure& failure = *transfer.failure;
+  const IoRequest& request = failure.slot.request;
+  std::string cause, cure;
+  switch (failure.kind) {
+    case Failure::Kind::result:
+      cause = failure_cause(request, failure.result);
+      if (failure.slot.tries > 1) cause += fmt::format(" after {} tries", failure.slot.tries);
+      cure = failure_cure(request, failure.result);
+      break;
+    case Failure::Kind::stuck:
+      cause = failure.text;
+      cure = "check the drive and its link (dmesg), or raise offload.io.timeout if it is only slow";
+      break;
+    case Failure::Kind::content:
+      cause = failure.text;
+      cure = "check the drive and its memory path (dmesg, smartctl -a)";
+      break;
+    case Failure::Kind::never_written:
+      cause = fmt::format("{} is read before it was written", integrity_->name(failure.slot.place));
+      cure = "report this bug";
+      break;
+  }
+  // A content error is about all of the request; others are about what is left of it.
+  const bool all = failure.kind == Failure::Kind::content;
+  const uint32_t bytes = all ? failure.slot.bytes : request.bytes;
   fail(ErrorCode::io,
-       "{} {} bytes at offset {:#x} of {}: {}{} ({} of {} bytes done); {}, then "
-       "resume from the last checkpoint",
-       request.write ? "write" : "read", request.bytes, request.offset,
-       volume_.files()[request.file].path().string(), cause(request, result),
-       slot.tries > 1 ? fmt::format(" after {} tries", slot.tries) : "", transfer.done_bytes,
-       transfer.total_bytes, next_step(request, result));
+       "{} {} bytes at offset {:#x} of {}: {} ({} of {} bytes done); {}, then resume from the last "
+       "checkpoint",
+       request.write ? "write" : "read", bytes, request.offset + request.bytes - bytes,
+       volume_.files()[request.file].path().string(), cause, transfer.done_bytes,
+       transfer.total_bytes, cure);
+}
+
+/// Never returns: whatever the caller did next could reuse memory that the kernel still writes.
+void Channel::end_process(const Transfer& transfer) const {
+  const IoRequest& request = transfer.failure->slot.request;
+  write_log(LogLevel::error,
+            fmt::format("{} {} bytes at offset {:#x} of {}: {}, and {} requests could not be "
+                        "cancelled, so their memory must not be used again: this process ends now. "
+                        "Check the drive and its link (dmesg), then resume from the last "
+                        "checkpoint; the next run reclaims the swap files",
+                        request.write ? "write" : "read", request.bytes, request.offset,
+                        volume_.files()[request.file].path().string(), transfer.failure->text,
+                        in_flight_));
+  std::_Exit(1);
 }
 
 }  // namespace overspill

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -14,7 +15,7 @@
 #include <vector>
 
 #include "engine/base/error.h"
-#include "nvme/async_io.h"
+#include "nvme/io_backends.h"
 
 namespace overspill {
 namespace {
@@ -31,7 +32,9 @@ class ThreadPoolIo final : public AsyncIo {
   const char* name() const override { return "threads"; }
   uint32_t depth() const override { return depth_; }
   void submit(std::span<const IoRequest> requests) override;
-  size_t reap(std::span<IoResult> results) override;
+  size_t reap(std::span<IoResult> results, std::chrono::milliseconds timeout) override;
+  /// Drops what no thread has begun; a system call that has begun cannot be stopped.
+  void cancel() override;
 
  private:
   void work();
@@ -93,16 +96,29 @@ void ThreadPoolIo::submit(std::span<const IoRequest> requests) {
     queued_.notify_all();
 }
 
-size_t ThreadPoolIo::reap(std::span<IoResult> results) {
+size_t ThreadPoolIo::reap(std::span<IoResult> results, std::chrono::milliseconds timeout) {
   CHECK(!results.empty());
   if (in_flight_ == 0) return 0;
   std::unique_lock lock(mutex_);
-  finished_.wait(lock, [this] { return !results_.empty(); });
+  const auto finished = [this] { return !results_.empty(); };
+  if (timeout == kForever) {
+    finished_.wait(lock, finished);
+  } else if (!finished_.wait_until(lock, std::chrono::steady_clock::now() + timeout, finished)) {
+    return 0;
+  }
   const size_t count = std::min(results.size(), results_.size());
   std::copy_n(results_.end() - static_cast<ptrdiff_t>(count), count, results.begin());
   results_.resize(results_.size() - count);
   in_flight_ -= static_cast<uint32_t>(count);
   return count;
+}
+
+void ThreadPoolIo::cancel() {
+  const std::lock_guard lock(mutex_);
+  for (; queue_size_ > 0; --queue_size_) {
+    results_.push_back({.tag = queue_[queue_head_].tag, .bytes = 0, .error = ECANCELED});
+    queue_head_ = (queue_head_ + 1) % depth_;
+  }
 }
 
 IoResult ThreadPoolIo::perform(const IoRequest& request) const {

@@ -1,6 +1,5 @@
-// AsyncIo over one plain io_uring. Setup flags stop at COOP_TASKRUN: SINGLE_ISSUER would tie the
-// ring to the thread that constructs and probes it, and lanes use it from another.
-// One thread at a time; no SQPOLL, no IOPOLL, no registered buffers.
+// AsyncIo over one io_uring, with registered files and buffers where the kernel takes them. Setup
+// flags stop at COOP_TASKRUN; docs/decisions/008 has the figures. One thread at a time.
 #include <fmt/format.h>
 #include <liburing.h>
 #include <unistd.h>
@@ -10,12 +9,13 @@
 #include <cerrno>
 #include <chrono>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <thread>
 #include <vector>
 
 #include "engine/base/error.h"
-#include "nvme/async_io.h"
+#include "nvme/io_backends.h"
 
 #ifndef IORING_SETUP_COOP_TASKRUN
 #define IORING_SETUP_COOP_TASKRUN (1U << 8)  // Linux 5.19
@@ -24,8 +24,16 @@
 namespace overspill {
 namespace {
 
-constexpr uint32_t kProbeBytes = 4096;
 constexpr int kSubmitTries = 1000;  // of a millisecond each, while the kernel is out of memory
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr int64_t kSecond = 1'000'000'000;              // in nanoseconds
+constexpr uint64_t kLargestBuffer = uint64_t{1} << 30;  // the kernel's limit
+constexpr size_t kMostBuffers = 1 << 14;                // and another
+constexpr uint64_t kNoTag = UINT64_MAX;
+constexpr uint64_t kCancellation = UINT64_MAX - 1;  // user_data of what is not a request
 
 bool passing(int error) { return error == EAGAIN || error == EBUSY; }
 void wait_a_little() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
@@ -41,27 +49,44 @@ class UringIo final : public AsyncIo {
   const char* name() const override { return "io_uring"; }
   uint32_t depth() const override { return depth_; }
   void submit(std::span<const IoRequest> requests) override;
-  size_t reap(std::span<IoResult> results) override;
+  size_t reap(std::span<IoResult> results, milliseconds timeout) override;
+  void cancel() override;
+
+  /// Moves the first page of every file, through a registered buffer where there are any.
+  io_backend::ProbeFailure probe() { return io_backend::probe_io(*this, files_, page_.get()); }
+  /// Registers memory; returns 0 or the errno, and works without then.
+  int register_buffers(std::span<const std::span<std::byte>> buffers);
+  void unregister_buffers();
 
  private:
   void prepare(const IoRequest& request);
+  /// Index of the registered buffer that holds all of a request's memory, or -1.
+  int buffer_of(const IoRequest& request) const;
   /// Hands all prepared entries to the kernel; returns 0 or the errno that will not pass.
   int enter();
   size_t take_ready(std::span<IoResult> results);
-  void wait_for_one();
+  /// False when nothing completed until then.
+  bool wait_for_one(Clock::time_point end);
 
   io_uring ring_;
   uint32_t depth_;
   std::vector<int> files_;
+  const io_backend::ProbePage page_ = io_backend::make_probe_page();
   bool registered_ = false;
   uint32_t in_flight_ = 0;          // handed to the kernel, not reaped
   int broken_ = 0;                  // errno after which nothing is submitted any more
+  std::vector<iovec> buffers_;      // registered, by address
+  std::vector<uint64_t> tags_;      // of the requests in the kernel, by their user_data
+  std::vector<uint32_t> free_;      // indices into tags_
   std::vector<IoResult> rejected_;  // requests the kernel never took
 };
 
 UringIo::UringIo(const io_uring& ring, uint32_t depth, std::span<const int> files)
     : ring_(ring), depth_(depth), files_(files.begin(), files.end()) {
   rejected_.reserve(depth);
+  tags_.resize(depth, kNoTag);
+  free_.resize(depth);
+  std::iota(free_.rbegin(), free_.rend(), 0u);
   // Registered files save a lookup per request. A kernel or a limit that refuses costs just that.
   registered_ =
       !files_.empty() &&
@@ -70,10 +95,43 @@ UringIo::UringIo(const io_uring& ring, uint32_t depth, std::span<const int> file
 
 UringIo::~UringIo() {
   std::array<IoResult, 64> ignored;
-  while (in_flight_ > 0) reap(ignored);  // the kernel may still write to the buffers
+  while (in_flight_ > 0) reap(ignored, kForever);  // the kernel may still write to the buffers
   // The kernel tears a ring down later; until then a registered, deleted file would keep its space.
   if (registered_) io_uring_unregister_files(&ring_);
+  unregister_buffers();
   io_uring_queue_exit(&ring_);
+}
+
+int UringIo::register_buffers(std::span<const std::span<std::byte>> buffers) {
+  for (const std::span<std::byte> buffer : buffers) {
+    for (size_t at = 0; at < buffer.size(); at += kLargestBuffer) {
+      buffers_.push_back({buffer.data() + at, std::min(kLargestBuffer, buffer.size() - at)});
+    }
+  }
+  if (buffers_.empty()) return 0;
+  buffers_.push_back({page_.get(), io_backend::kProbeBytes});
+  std::ranges::sort(buffers_, {}, [](const iovec& buffer) { return buffer.iov_base; });
+  const int outcome = buffers_.size() > kMostBuffers
+                          ? -E2BIG
+                          : io_uring_register_buffers(&ring_, buffers_.data(),
+                                                      static_cast<unsigned>(buffers_.size()));
+  if (outcome != 0) buffers_.clear();
+  return -outcome;
+}
+
+void UringIo::unregister_buffers() {
+  if (!buffers_.empty()) io_uring_unregister_buffers(&ring_);
+  buffers_.clear();
+}
+
+int UringIo::buffer_of(const IoRequest& request) const {
+  const auto after = std::ranges::upper_bound(buffers_, static_cast<void*>(request.memory), {},
+                                              [](const iovec& buffer) { return buffer.iov_base; });
+  if (after == buffers_.begin()) return -1;
+  const iovec& buffer = *(after - 1);
+  const std::byte* const end = static_cast<std::byte*>(buffer.iov_base) + buffer.iov_len;
+  return request.memory + request.bytes <= end ? static_cast<int>(after - buffers_.begin()) - 1
+                                               : -1;
 }
 
 void UringIo::prepare(const IoRequest& request) {
@@ -81,13 +139,21 @@ void UringIo::prepare(const IoRequest& request) {
   io_uring_sqe* entry = io_uring_get_sqe(&ring_);
   CHECK(entry != nullptr);
   const int fd = registered_ ? static_cast<int>(request.file) : files_[request.file];
-  if (request.write) {
+  const int buffer = buffers_.empty() ? -1 : buffer_of(request);
+  if (buffer >= 0 && request.write) {
+    io_uring_prep_write_fixed(entry, fd, request.memory, request.bytes, request.offset, buffer);
+  } else if (buffer >= 0) {
+    io_uring_prep_read_fixed(entry, fd, request.memory, request.bytes, request.offset, buffer);
+  } else if (request.write) {
     io_uring_prep_write(entry, fd, request.memory, request.bytes, request.offset);
   } else {
     io_uring_prep_read(entry, fd, request.memory, request.bytes, request.offset);
   }
   if (registered_) io_uring_sqe_set_flags(entry, IOSQE_FIXED_FILE);
-  entry->user_data = request.tag;
+  const uint32_t index = free_.back();
+  free_.pop_back();
+  tags_[index] = request.tag;
+  entry->user_data = index;
 }
 
 int UringIo::enter() {
@@ -120,22 +186,36 @@ size_t UringIo::take_ready(std::span<IoResult> results) {
   std::array<io_uring_cqe*, 64> ready;
   const size_t room = std::min(results.size(), ready.size());
   const unsigned count = io_uring_peek_batch_cqe(&ring_, ready.data(), static_cast<unsigned>(room));
+  size_t taken = 0;
   for (unsigned i = 0; i < count; ++i) {
+    const uint64_t index = ready[i]->user_data;
+    if (index >= tags_.size()) continue;  // of a cancellation, or an old kernel's timeout
     const int32_t outcome = ready[i]->res;
-    results[i] = {.tag = ready[i]->user_data,
-                  .bytes = outcome < 0 ? 0 : static_cast<uint32_t>(outcome),
-                  .error = outcome < 0 ? -outcome : 0};
+    results[taken++] = {.tag = tags_[index],
+                        .bytes = outcome < 0 ? 0 : static_cast<uint32_t>(outcome),
+                        .error = outcome < 0 ? -outcome : 0};
+    tags_[index] = kNoTag;
+    free_.push_back(static_cast<uint32_t>(index));
   }
   io_uring_cq_advance(&ring_, count);
-  in_flight_ -= count;
-  return count;
+  in_flight_ -= static_cast<uint32_t>(taken);
+  return taken;
 }
 
-void UringIo::wait_for_one() {
+bool UringIo::wait_for_one(Clock::time_point end) {
   io_uring_cqe* first = nullptr;
   for (;;) {
-    const int outcome = io_uring_wait_cqe(&ring_, &first);
-    if (outcome == 0) return;
+    int outcome;
+    if (end == Clock::time_point::max()) {
+      outcome = io_uring_wait_cqe(&ring_, &first);
+    } else {
+      const auto left = std::max(Clock::duration{0}, end - Clock::now());
+      const auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
+      __kernel_timespec limit{.tv_sec = nanoseconds / kSecond, .tv_nsec = nanoseconds % kSecond};
+      outcome = io_uring_wait_cqe_timeout(&ring_, &first, &limit);
+    }
+    if (outcome == 0) return true;
+    if (outcome == -ETIME) return false;
     if (passing(-outcome)) wait_a_little();
     // Anything else would mean giving up while the kernel owns buffers.
     else
@@ -143,7 +223,7 @@ void UringIo::wait_for_one() {
   }
 }
 
-size_t UringIo::reap(std::span<IoResult> results) {
+size_t UringIo::reap(std::span<IoResult> results, milliseconds timeout) {
   CHECK(!results.empty());
   if (!rejected_.empty()) {
     const size_t count = std::min(results.size(), rejected_.size());
@@ -153,29 +233,29 @@ size_t UringIo::reap(std::span<IoResult> results) {
   }
   if (in_flight_ == 0) return 0;
   if (const size_t count = take_ready(results); count > 0) return count;
-  wait_for_one();
-  return take_ready(results);
+  const auto end = timeout == kForever ? Clock::time_point::max() : Clock::now() + timeout;
+  while (wait_for_one(end)) {
+    if (const size_t count = take_ready(results); count > 0) return count;
+  }
+  return 0;
 }
 
-/// 0 when a real read of the first file works on `io`, or fails on any backend.
-int probe_error(AsyncIo& io, int fd) {
-  alignas(kProbeBytes) std::array<std::byte, kProbeBytes> page;
-  const IoRequest request{.file = 0,
-                          .offset = 0,
-                          .memory = page.data(),
-                          .bytes = kProbeBytes,
-                          .write = false,
-                          .tag = 0};
-  io.submit(std::span(&request, 1));
-  IoResult result{};
-  io.reap(std::span(&result, 1));
-  if (result.error == 0) return 0;
-  return pread(fd, page.data(), kProbeBytes, 0) < 0 ? 0 : result.error;
+void UringIo::cancel() {
+  if (broken_ != 0) return;
+  for (uint32_t index = 0; index < tags_.size(); ++index) {
+    if (tags_[index] == kNoTag) continue;
+    io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+    if (entry == nullptr) break;
+    io_uring_prep_cancel64(entry, index, 0);
+    entry->user_data = kCancellation;
+  }
+  broken_ = enter();
 }
 
 }  // namespace
 
-io_backend::UringAttempt io_backend::make_uring_io(uint32_t depth, std::span<const int> files) {
+io_backend::Attempt io_backend::make_uring_io(uint32_t depth, std::span<const int> files,
+                                              std::span<const std::span<std::byte>> buffers) {
   io_uring ring{};
   io_uring_params parameters{};
   parameters.flags = IORING_SETUP_CLAMP | IORING_SETUP_COOP_TASKRUN;
@@ -189,12 +269,13 @@ io_backend::UringAttempt io_backend::make_uring_io(uint32_t depth, std::span<con
 
   const uint32_t room = std::min(depth, parameters.sq_entries);
   auto io = std::make_unique<UringIo>(ring, room, files);
-  if (!files.empty()) {
-    if (const int error = probe_error(*io, files[0]); error != 0) {
-      return {.io = nullptr, .step = "a read through io_uring", .error = error};
-    }
+  if (const ProbeFailure failure = io->probe(); failure.error != 0) {
+    return {.io = nullptr, .step = failure.step, .error = failure.error};
   }
-  return {.io = std::move(io)};
+  int buffers_error = io->register_buffers(buffers);
+  if (buffers_error == 0) buffers_error = io->probe().error;
+  if (buffers_error != 0) io->unregister_buffers();
+  return {.io = std::move(io), .buffers_error = buffers_error};
 }
 
 std::string describe_io_uring_features() {

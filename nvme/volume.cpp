@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <numeric>
 #include <random>
 #include <system_error>
 
@@ -216,8 +217,10 @@ class RemoveOnFailure {
 
 }  // namespace
 
-uint64_t volume_file_bytes(uint64_t capacity_bytes, size_t files, uint64_t stripe_bytes) {
-  return files * kHeaderBytes + round_up(capacity_bytes, stripe_bytes * files);
+uint64_t volume_file_bytes(uint64_t capacity_bytes, size_t files, uint64_t stripe_bytes,
+                           std::span<const uint32_t> shares) {
+  const uint64_t turns = shares.empty() ? files : std::reduce(shares.begin(), shares.end(), 0u);
+  return files * kHeaderBytes + round_up(capacity_bytes, stripe_bytes * turns);
 }
 
 Volume::Volume(const VolumeOptions& options) : stripe_bytes_(options.stripe_bytes) {
@@ -237,7 +240,10 @@ Volume::Volume(const VolumeOptions& options) : stripe_bytes_(options.stripe_byte
   for (const fs::path& directory : directories) reclaim_dead_files(directory);
 
   const size_t count = directories.size();
-  capacity_bytes_ = round_up(options.capacity_bytes, stripe_bytes_ * count);
+  plan_round(options.shares, count);
+  capacity_bytes_ = round_up(options.capacity_bytes, stripe_bytes_ * round_.size());
+  const uint64_t rounds = capacity_bytes_ / (stripe_bytes_ * round_.size());
+  reads_in_flight_ = std::vector<std::atomic<uint32_t>>(count);
   const uint64_t run_id = new_run_id();
   files_.reserve(count);
   RemoveOnFailure files_guard(files_);
@@ -248,13 +254,29 @@ Volume::Volume(const VolumeOptions& options) : stripe_bytes_(options.stripe_byte
       files_.push_back(create_file(directories[i] / name));
       lock_and_mark(files_.back(), make_header(run_id, stripe_bytes_, i, count));
     }
-    preallocate(files_.back(), kHeaderBytes + capacity_bytes_ / count);
+    preallocate(files_.back(), kHeaderBytes + rounds * shares_[i] * stripe_bytes_);
     const bool direct = make_direct(files_.back());
     if (!direct && direct_) warn_buffered(files_.back());
     direct_ = direct_ && direct;
   }
   files_guard.disarm();
   new_directories.keep();
+}
+
+/// Spreads the turns of a fast drive over the round, so that any few stripes in a row use them all.
+void Volume::plan_round(std::span<const uint32_t> shares, size_t files) {
+  shares_.assign(shares.begin(), shares.end());
+  if (shares_.empty()) shares_.assign(files, 1);
+  CHECK(shares_.size() == files && *std::ranges::min_element(shares_) > 0);
+  const auto turns = std::reduce(shares_.begin(), shares_.end(), int64_t{0});
+  std::vector<int64_t> credit(files);
+  std::vector<uint32_t> taken(files);
+  for (int64_t turn = 0; turn < turns; ++turn) {
+    for (size_t i = 0; i < files; ++i) credit[i] += shares_[i];
+    const auto next = static_cast<size_t>(std::ranges::max_element(credit) - credit.begin());
+    credit[next] -= turns;
+    round_.push_back({static_cast<uint32_t>(next), taken[next]++});
+  }
 }
 
 Volume::~Volume() { remove_files(files_); }
@@ -264,8 +286,10 @@ Volume::Place Volume::place(uint64_t offset) const {
   // One file has no stripe boundaries to stop at.
   if (files_.size() == 1) return {0, kHeaderBytes + offset, capacity_bytes_ - offset};
   const uint64_t stripe = offset / stripe_bytes_, within = offset % stripe_bytes_;
-  return {.file = static_cast<uint32_t>(stripe % files_.size()),
-          .offset = kHeaderBytes + stripe / files_.size() * stripe_bytes_ + within,
+  const auto [file, nth] = round_[stripe % round_.size()];
+  const uint64_t stripe_of_file = stripe / round_.size() * shares_[file] + nth;
+  return {.file = file,
+          .offset = kHeaderBytes + stripe_of_file * stripe_bytes_ + within,
           .contiguous_bytes = stripe_bytes_ - within};
 }
 

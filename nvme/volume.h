@@ -3,6 +3,8 @@
 // lock, reclaimed, and never read. Volume is immutable after creation; a Channel has one thread.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -21,10 +23,14 @@ struct VolumeOptions {
   std::vector<std::filesystem::path> directories;  ///< created when missing
   uint64_t capacity_bytes = 0;                     ///< size of the address space
   uint64_t stripe_bytes = 1 << 20;                 ///< multiple of kIoAlignment
+  /// Stripes of each drive in turn, such as {2, 1} for a drive twice as fast; empty: one each.
+  std::vector<uint32_t> shares = {};
+  bool allow_raw_devices = false;  ///< whether `directories` may name block devices
 };
 
-/// What all files of a volume take together: whole stripes, and a header each.
-uint64_t volume_file_bytes(uint64_t capacity_bytes, size_t files, uint64_t stripe_bytes);
+/// What all files of a volume take together: whole rounds of stripes, and a header each.
+uint64_t volume_file_bytes(uint64_t capacity_bytes, size_t files, uint64_t stripe_bytes,
+                           std::span<const uint32_t> shares = {});
 
 class Volume {
  public:
@@ -49,11 +55,25 @@ class Volume {
   };
   Place place(uint64_t offset) const;
 
+  /// Reads that channels have in flight on a file. Writers make room for them.
+  std::atomic<uint32_t>& reads_in_flight(uint32_t file) const { return reads_in_flight_[file]; }
+
  private:
+  /// One stripe of a round: its file, and how many of the file's precede it in the round.
+  struct Turn {
+    uint32_t file;
+    uint32_t nth;
+  };
+
+  void plan_round(std::span<const uint32_t> shares, size_t files);
+
   std::vector<Fd> files_;
   uint64_t capacity_bytes_ = 0;
   uint64_t stripe_bytes_ = 0;
+  std::vector<Turn> round_;
+  std::vector<uint32_t> shares_;  ///< stripes of each file in a round
   bool direct_ = true;
+  mutable std::vector<std::atomic<uint32_t>> reads_in_flight_;
 };
 
 /// Bytes and requests that a channel has moved.
@@ -61,10 +81,15 @@ struct ChannelStats {
   uint64_t bytes = 0;
   uint64_t requests = 0;
   uint64_t retries = 0;
+  uint64_t rereads = 0;  ///< reads whose bytes did not match their checksum at first
 };
 
+class Integrity;
+
 /// One lane's way to a volume: cuts segments into requests, keeps queue_depth of them in flight,
-/// continues short transfers, and retries EAGAIN, EINTR and EIO (3 tries with backoff).
+/// continues short transfers, retries EAGAIN, EINTR and EIO (3 tries with backoff), and gives up on
+/// requests that do not complete. With an Integrity, it sums what it writes and checks what it
+/// reads, request by request while others are in flight; a mismatch is read once more.
 class Channel {
  public:
   struct Segment {
@@ -73,11 +98,15 @@ class Channel {
     uint64_t bytes;     ///< multiple of kIoAlignment
   };
 
-  Channel(const Volume& volume, const IoOptions& options);
+  /// With an integrity table (shared by the volume's channels, of the same block size), segments
+  /// consist of whole regions of it.
+  Channel(const Volume& volume, const IoOptions& options, Integrity* integrity = nullptr);
   ~Channel();
 
   /// Moves all segments and returns when they are done. On failure, drains what is in flight, then
-  /// throws Error(io): bytes done, offset, file, cause and next step (without naming the page).
+  /// throws Error(io): bytes done, offset, file, cause and next step (the page only where its
+  /// checksum failed). Where a stuck request cannot be cancelled, the process ends: returning would
+  /// free memory that the kernel may still write.
   void read(std::span<const Segment> segments) { transfer(segments, false); }
   void write(std::span<const Segment> segments) { transfer(segments, true); }
 
@@ -85,21 +114,34 @@ class Channel {
   const char* backend() const { return io_->name(); }
 
  private:
-  struct Slot {
-    IoRequest request;   // what is left of it
-    uint32_t tries = 0;  // without progress
-  };
+  using Clock = std::chrono::steady_clock;
+  struct Slot;
+  struct Failure;
   struct Transfer;
 
   void transfer(std::span<const Segment> segments, bool write);
-  void cut_requests(Transfer& transfer);
+  void add_requests(Transfer& transfer);
+  bool has_room(uint32_t file, bool write) const;
+  void cut_request(Transfer& transfer, const Volume::Place& place);
+  void submit_batch();
   void finish(const IoResult& result, Transfer& transfer);
+  void take_moved_bytes(uint32_t bytes, Slot& slot, Transfer& transfer);
+  bool check_content(Slot& slot, Transfer& transfer);
+  void free_slot(Slot& slot);
+  void look_for_stuck(Transfer& transfer);
+  std::span<std::byte> whole(const Slot& slot) const;
   [[noreturn]] void fail_transfer(const Transfer& transfer) const;
+  [[noreturn]] void end_process(const Transfer& transfer) const;
 
   const Volume& volume_;
   uint64_t block_bytes_;
+  std::chrono::milliseconds timeout_;
+  Integrity* integrity_;
   std::unique_ptr<AsyncIo> io_;
   ChannelStats stats_;
+  uint32_t in_flight_ = 0;
+  uint32_t write_depth_;
+  std::vector<uint32_t> file_in_flight_;  ///< by file, from cutting to the end
   // One slot per request in flight. Sized once: a transfer allocates nothing.
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_slots_;

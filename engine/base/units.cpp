@@ -76,7 +76,32 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+constexpr std::array<std::pair<std::string_view, uint64_t>, 4> kDurations = {
+    {{"ms", 1}, {"s", 1000}, {"m", 60'000}, {"h", 3600'000}}};
+
 }  // namespace
+
+std::optional<std::chrono::milliseconds> parse_duration(std::string_view text) {
+  uint64_t number = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || number > 1'000'000'000) return std::nullopt;
+  const std::string_view unit = text.substr(static_cast<size_t>(stop - text.data()));
+  for (const auto& [name, milliseconds] : kDurations) {
+    if (unit == name) return std::chrono::milliseconds(number * milliseconds);
+  }
+  return std::nullopt;
+}
+
+std::string format_duration(std::chrono::milliseconds duration) {
+  const auto count = static_cast<uint64_t>(duration.count());
+  for (size_t i = kDurations.size(); i-- > 1;) {
+    const auto& [name, milliseconds] = kDurations[i];
+    if (count >= milliseconds && count % milliseconds == 0) {
+      return fmt::format("{}{}", count / milliseconds, name);
+    }
+  }
+  return fmt::format("{}ms", count);
+}
 
 uint64_t parse_bytes(std::string_view text) {
   const std::string_view whole = trimmed(text);

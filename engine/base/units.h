@@ -2,7 +2,9 @@
 // Pure functions.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,6 +25,10 @@ std::string format_bytes(uint64_t bytes);
 std::string format_rate(double bytes_per_second);
 /// "350 us", "12.3 ms", "4.56 s", "2m03s", "1h02m".
 std::string format_seconds(double seconds);
+/// Parses "500ms", "30s", "5m", "2h"; nothing for any other text.
+std::optional<std::chrono::milliseconds> parse_duration(std::string_view text);
+/// The shortest text that parse_duration accepts: "90s", "1m", "1500ms". Not negative.
+std::string format_duration(std::chrono::milliseconds duration);
 /// "1.10B", "3.2M", "512".
 std::string format_count(uint64_t count);
 

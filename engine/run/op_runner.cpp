@@ -53,7 +53,7 @@ void OpRunner::run_transfer(const Program& program, const Op& op) {
   const bool reads = op.kind == OpKind::read;
   std::unique_ptr<Channel>& channel = reads ? reader_ : writer_;
   std::vector<Channel::Segment>& segments = reads ? read_segments_ : write_segments_;
-  if (!channel) channel = std::make_unique<Channel>(*store_.volume(), store_.io());
+  if (!channel) channel = store_.open_channel();
   segments.clear();
   for (const Access& a : program.accesses_of(op)) {
     segments.push_back({layout_.page(a.page).home_offset, at<std::byte>(a), a.bytes});

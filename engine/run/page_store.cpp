@@ -1,10 +1,46 @@
 // Slot addresses and synchronous page access.
 #include "engine/run/page_store.h"
 
+#include <algorithm>
+
 #include "engine/base/error.h"
 #include "engine/program/dump.h"
 
 namespace overspill {
+namespace {
+
+/// An optimizer page's remainder is written and read alone while the moments are zero.
+uint64_t prefix_bytes(const Layout& layout, const Page& page) {
+  if (page.kind != PageKind::optimizer) return 0;
+  return layout.chunk(page.layer, page.index).parameters * layout.options.remainder_bytes();
+}
+
+std::vector<const Page*> nvme_pages(const Layout& layout) {
+  std::vector<const Page*> pages;
+  for (const Page& page : layout.pages) {
+    if (page.home == Tier::nvme && page.bytes > 0) pages.push_back(&page);
+  }
+  std::ranges::sort(pages, {}, &Page::home_offset);
+  return pages;
+}
+
+/// Pages in the volume as regions; `owners` gets each region's page.
+std::vector<Integrity::Region> page_regions(const Layout& layout, std::vector<PageId>& owners) {
+  std::vector<Integrity::Region> regions;
+  for (const Page* page : nvme_pages(layout)) {
+    const PageId id{static_cast<uint32_t>(page - layout.pages.data())};
+    const uint64_t prefix = prefix_bytes(layout, *page);
+    if (prefix > 0) {
+      regions.push_back({page->home_offset, prefix});
+      owners.push_back(id);
+    }
+    regions.push_back({page->home_offset + prefix, page->bytes - prefix});
+    owners.push_back(id);
+  }
+  return regions;
+}
+
+}  // namespace
 
 PageStore::PageStore(const Layout& layout, const Options& options)
     : layout_(layout),
@@ -12,9 +48,25 @@ PageStore::PageStore(const Layout& layout, const Options& options)
       device_(make_host_device(layout.device_bytes, layout.options.unified)),
       host_(layout.host_bytes, "host") {
   if (layout.nvme_bytes == 0) return;
+  // Lanes read into and write from these.
+  options_.io.buffers = {{host_.memory(), host_.bytes()}};
+  if (device_->unified())
+    options_.io.buffers.push_back({device_->memory(), device_->memory_bytes()});
+  std::erase_if(options_.io.buffers, [](std::span<std::byte> buffer) { return buffer.empty(); });
   volume_.emplace(VolumeOptions{.directories = options.nvme_paths,
                                 .capacity_bytes = layout.nvme_bytes,
                                 .stripe_bytes = options.io.block_size});
+  if (!options.io.verify) return;
+  std::vector<PageId> owners;
+  std::vector<Integrity::Region> regions = page_regions(layout, owners);
+  integrity_.emplace(*volume_, options.io.block_size, std::move(regions),
+                     [&layout, owners = std::move(owners)](size_t region) {
+                       return page_description(layout.page(owners[region]));
+                     });
+}
+
+std::unique_ptr<Channel> PageStore::open_channel() {
+  return std::make_unique<Channel>(*volume_, options_.io, integrity_ ? &*integrity_ : nullptr);
 }
 
 std::byte* PageStore::address(SlotId id, uint64_t offset) const {
@@ -40,7 +92,7 @@ std::span<std::byte> PageStore::buffer(PageId id) {
 }
 
 Channel& PageStore::channel() {
-  if (!channel_) channel_ = std::make_unique<Channel>(*volume_, options_.io);
+  if (!channel_) channel_ = open_channel();
   return *channel_;
 }
 

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "engine/plan/layout.h"
+#include "nvme/integrity.h"
 #include "nvme/volume.h"
 #include "offload/arena.h"
 #include "offload/device.h"
@@ -27,6 +28,8 @@ class PageStore {
   const IoOptions& io() const { return options_.io; }
   /// Null when no page lives on NVMe.
   const Volume* volume() const { return volume_ ? &*volume_ : nullptr; }
+  /// A new way to the volume, for the thread that calls.
+  std::unique_ptr<Channel> open_channel();
   std::byte* address(SlotId slot, uint64_t offset = 0) const;
 
   /// Host-visible memory for a page: its home where the host can address it, else a working slot
@@ -48,6 +51,7 @@ class PageStore {
   std::unique_ptr<Device> device_;
   Arena host_;
   std::optional<Volume> volume_;
+  std::optional<Integrity> integrity_;
   std::unique_ptr<Channel> channel_;
 };
 

@@ -335,13 +335,22 @@ void add_io_keys(Keys& keys) {
       choice("offload.io.backend", field(&IoOptions::backend),
              {{"auto", IoBackend::automatic},
               {"io_uring", IoBackend::io_uring},
+              {"libaio", IoBackend::libaio},
               {"threads", IoBackend::threads}},
-             {"threads", "How files are read and written; auto: io_uring if it works."}));
+             {"threads", "How files are read and written; auto: the first of these that works."}));
   keys.push_back({"offload.io.block_size", "a multiple of 4096 bytes from 4KiB to 64MiB",
                   format_bytes(IoOptions().block_size), "1MiB", "Largest single request.",
                   apply_block_size});
   keys.push_back(integer("offload.io.queue_depth", field(&IoOptions::queue_depth), 1, 1024,
                          {"32", "Requests in flight per lane."}));
+  keys.push_back(integer("offload.io.write_depth", field(&IoOptions::write_depth), 1, 1024,
+                         {"8", "Writes in flight on a drive that also has reads in flight."}));
+  keys.push_back(boolean("offload.io.verify", field(&IoOptions::verify),
+                         "Check everything read from NVMe against CRC32C sums of what was "
+                         "written."));
+  keys.push_back({"offload.io.timeout", "a time from 1ms to 24h, such as 500ms, 30s or 5m",
+                  format_duration(IoOptions().timeout), "30s",
+                  "Longest time one request may take before the run ends.", apply_io_timeout});
 }
 
 }  // namespace

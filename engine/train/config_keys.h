@@ -27,5 +27,6 @@ void apply_prefetch_depth(const ConfigValue& value, TrainConfig& config);
 void apply_chunk_parameters(const ConfigValue& value, TrainConfig& config);
 void apply_hardware_profile(const ConfigValue& value, TrainConfig& config);
 void apply_block_size(const ConfigValue& value, TrainConfig& config);
+void apply_io_timeout(const ConfigValue& value, TrainConfig& config);
 
 }  // namespace overspill

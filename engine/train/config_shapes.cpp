@@ -148,4 +148,10 @@ void apply_block_size(const ConfigValue& value, TrainConfig& config) {
   config.offload.io.block_size = bytes;
 }
 
+void apply_io_timeout(const ConfigValue& value, TrainConfig& config) {
+  const auto timeout = parse_duration(value_text(value));
+  if (!timeout || timeout->count() < 1 || *timeout > std::chrono::hours(24)) refuse_value(value);
+  config.offload.io.timeout = *timeout;
+}
+
 }  // namespace overspill

@@ -6,9 +6,12 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
@@ -46,6 +49,7 @@ class AsyncIoContract : public testing::TestWithParam<Backend> {
     if (GetParam().kind == IoBackend::io_uring && describe_io_backend() != "io_uring") {
       GTEST_SKIP() << "no io_uring here: " << describe_io_backend();
     }
+    memory_files_ = make_memory_files();
     std::string name = fs::temp_directory_path() / "overspill-io-XXXXXX";
     const int fd = mkstemp(name.data());
     ASSERT_GE(fd, 0);
@@ -57,6 +61,7 @@ class AsyncIoContract : public testing::TestWithParam<Backend> {
     IoOptions options;
     options.backend = GetParam().kind;
     options.queue_depth = depth;
+    options.memory_files = memory_files_;
     if (GetParam().wrapped) {
       options.wrap = [](std::unique_ptr<AsyncIo> io) { return make_faulty_io(std::move(io), {}); };
     }
@@ -82,7 +87,14 @@ class AsyncIoContract : public testing::TestWithParam<Backend> {
     return result;
   }
 
+  /// What lies in the file, whatever the backend calls a file.
+  void read_back(std::span<std::byte> in) {
+    if (GetParam().kind != IoBackend::memory) return read_exact(file_, 0, in);
+    EXPECT_EQ(run(*open(1), request(false, 0, in)).bytes, in.size());
+  }
+
   Fd file_;
+  std::shared_ptr<MemoryFiles> memory_files_;
 };
 
 TEST_P(AsyncIoContract, ReturnsWhatWasWritten) {
@@ -205,7 +217,38 @@ TEST_P(AsyncIoContract, FinishesWhatIsInFlightWhenDestroyed) {
     }
     io->submit(requests);
   }
-  read_exact(file_, 0, in);
+  read_back(in);
+  EXPECT_EQ(in, out);
+}
+
+TEST_P(AsyncIoContract, ReportsEveryRequestOnceAfterACancel) {
+  constexpr size_t kBytes = 1 << 20;
+  const auto io = open(8);
+  std::vector<std::byte> out = pattern(5, 8 * kBytes), in(8 * kBytes);
+  std::vector<IoRequest> requests;
+  for (size_t i = 0; i < 8; ++i) {
+    requests.push_back(request(true, i * kBytes, std::span(out).subspan(i * kBytes, kBytes), i));
+  }
+  io->cancel();  // of nothing
+  io->submit(requests);
+  io->cancel();
+  std::vector<IoResult> results(8);
+  size_t reaped = 0;
+  while (reaped < 8) {
+    const size_t count = io->reap(results, std::chrono::milliseconds(60000));
+    ASSERT_GT(count, 0u);
+    reaped += count;
+    for (const IoResult& result : std::span(results).first(count)) {
+      if (result.error != ECANCELED) {
+        EXPECT_EQ(result.error, 0);
+        EXPECT_EQ(result.bytes, kBytes);
+      }
+    }
+  }
+  EXPECT_EQ(io->reap(results, std::chrono::milliseconds(1)), 0u);
+  io->submit(requests);  // a cancel is over when its requests are
+  for (reaped = 0; reaped < 8;) reaped += io->reap(results);
+  read_back(in);
   EXPECT_EQ(in, out);
 }
 
@@ -221,6 +264,8 @@ TEST_P(AsyncIoContract, MayBeUsedByAnotherThreadThanItsMaker) {
 
 INSTANTIATE_TEST_SUITE_P(Backends, AsyncIoContract,
                          testing::Values(Backend{"io_uring", IoBackend::io_uring, false},
+                                         Backend{"libaio", IoBackend::libaio, false},
+                                         Backend{"memory", IoBackend::memory, false},
                                          Backend{"threads", IoBackend::threads, false},
                                          Backend{"automatic", IoBackend::automatic, false},
                                          Backend{"faultless", IoBackend::threads, true}),
@@ -264,6 +309,9 @@ constexpr int kCannotDeny = 77;
   if (!deny_io_uring()) _exit(kCannotDeny);
   std::fprintf(stderr, "describes: %s\n", describe_io_backend().c_str());
   for (int i = 0; i < 3; ++i) std::fprintf(stderr, "took: %s\n", make_async_io({}, {})->name());
+  const Fd buffered(memfd_create("buffered", MFD_CLOEXEC), "buffered");
+  const std::array<int, 1> files = {buffered.get()};
+  std::fprintf(stderr, "took: %s\n", make_async_io({}, files)->name());
   IoOptions options;
   options.backend = IoBackend::io_uring;
   try {
@@ -275,17 +323,83 @@ constexpr int kCannotDeny = 77;
   _exit(0);
 }
 
-TEST(AsyncIoFactory, FallsBackToThreadsWithReasonAndCureWhenIoUringIsDenied) {
+TEST(AsyncIoFactory, FallsBackToLibaioWithReasonAndCureWhenIoUringIsDenied) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   if (describe_io_backend() != "io_uring") GTEST_SKIP() << describe_io_backend();
   EXPECT_EXIT(
       use_denied_io_uring(), testing::ExitedWithCode(0),
-      "describes: threads \\(io_uring_setup: Operation not permitted; a seccomp filter denies "
-      "it\\)(.|\n)*NVMe I/O uses threads \\(io_uring_setup: Operation not permitted(.|\n)*"
-      "io_uring does not work here(.|\n)*threads cost more CPU; to use it, allow io_uring_setup"
-      "(.|\n)*took: threads\ntook: threads\ntook: threads\n"  // nothing logged between them
+      "describes: libaio \\(io_uring: io_uring_setup: Operation not permitted; a seccomp filter "
+      "denies it\\)(.|\n)*NVMe I/O uses libaio \\(io_uring: io_uring_setup: Operation not permitted"
+      "(.|\n)*io_uring does not work here(.|\n)*libaio costs more CPU; to use io_uring, allow "
+      "io_uring_setup(.|\n)*took: libaio\ntook: libaio\ntook: libaio\n"  // nothing logged between
+      "took: threads\n"  // for a file without O_DIRECT
       "io: I/O backend io_uring does not work here \\(io_uring_setup: Operation not permitted; a "
-      "seccomp filter denies it\\); allow io_uring_setup.*or choose the backend automatic");
+      "seccomp filter denies it\\); allow io_uring_setup.*or choose the backend auto");
+}
+
+constexpr size_t kBuffer = 1 << 20;
+
+/// Round trips through memory in, between and outside of registered buffers.
+void move_with_buffers(std::span<std::byte> memory, int fd) {
+  IoOptions options;
+  options.backend = IoBackend::io_uring;
+  // Two buffers that touch: a request over their seam is in neither.
+  options.buffers = {memory.subspan(2 * kBuffer, kBuffer), memory.subspan(kBuffer, kBuffer)};
+  const auto io = make_async_io(options, std::span(&fd, 1));
+  const std::vector<std::byte> out = pattern(7, kBuffer);
+  for (const size_t begin :
+       {0ul, kBuffer / 2, kBuffer, 3 * kBuffer / 2, 2 * kBuffer, 5 * kBuffer / 2, 3 * kBuffer}) {
+    const std::span<std::byte> part = memory.subspan(begin, kBuffer);
+    for (const bool write : {true, false}) {
+      if (write)
+        std::copy(out.begin(), out.end(), part.begin());
+      else
+        std::fill(part.begin(), part.end(), std::byte{0});
+      const IoRequest request{.file = 0,
+                              .offset = 8192,
+                              .memory = part.data(),
+                              .bytes = kBuffer,
+                              .write = write,
+                              .tag = 1};
+      io->submit(std::span(&request, 1));
+      IoResult result{};
+      ASSERT_EQ(io->reap(std::span(&result, 1)), 1u);
+      ASSERT_EQ(result.error, 0) << errno_text(result.error);
+      ASSERT_EQ(result.bytes, kBuffer);
+    }
+    ASSERT_TRUE(std::equal(out.begin(), out.end(), part.begin())) << "at " << begin;
+  }
+}
+
+TEST(AsyncIoFactory, MovesMemoryInAndOutsideOfRegisteredBuffers) {
+  if (describe_io_backend() != "io_uring") GTEST_SKIP() << describe_io_backend();
+  const Fd file(memfd_create("buffers", MFD_CLOEXEC), "buffers");
+  std::vector<std::byte> memory(4 * kBuffer);
+  move_with_buffers(memory, file.get());
+}
+
+/// Runs in a child process, as a user without the right to lock memory.
+[[noreturn]] void register_beyond_the_limit() {
+  const rlimit limit{.rlim_cur = 64 << 10, .rlim_max = 64 << 10};
+  if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0 || setuid(65534) != 0) _exit(kCannotDeny);
+  const Fd file(memfd_create("buffers", MFD_CLOEXEC), "buffers");
+  std::vector<std::byte> memory(4 * kBuffer);
+  for (int i = 0; i < 2; ++i) {
+    move_with_buffers(memory, file.get());
+    std::fprintf(stderr, "moved\n");
+  }
+  _exit(testing::Test::HasFailure() ? 1 : 0);
+}
+
+TEST(AsyncIoFactory, WarnsOnceAndWorksWhenBuffersCannotBeLocked) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  if (describe_io_backend() != "io_uring") GTEST_SKIP() << describe_io_backend();
+  if (geteuid() != 0) GTEST_SKIP() << "changes the user, which only root may";
+  EXPECT_EXIT(
+      register_beyond_the_limit(), testing::ExitedWithCode(0),
+      "io_uring cannot register 2.00 MiB of buffers \\(Cannot allocate memory; the limit of "
+      "locked memory is 64.00 KiB\\), so each request costs more CPU; raise the limit "
+      "\\(ulimit -l unlimited.*\nmoved\nmoved\n");
 }
 
 }  // namespace

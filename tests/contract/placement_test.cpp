@@ -129,6 +129,9 @@ TEST_P(PlacementContract, DrivesAndBackends) {
   Variants variants = {
       {"3 drives", drives},
       {"threads", [](TrainConfig& c) { c.offload.io.backend = IoBackend::threads; }},
+      {"libaio", [](TrainConfig& c) { c.offload.io.backend = IoBackend::libaio; }},
+      {"no checksums", [](TrainConfig& c) { c.offload.io.verify = false; }},
+      {"one write beside reads", [](TrainConfig& c) { c.offload.io.write_depth = 1; }},
       {"threads, 3 drives, one request at a time", [=](TrainConfig& c) {
          drives(c);
          c.offload.io.backend = IoBackend::threads;

@@ -27,7 +27,10 @@ class CountingIo final : public AsyncIo {
     }
     inner_->submit(requests);
   }
-  size_t reap(std::span<IoResult> results) override { return inner_->reap(results); }
+  size_t reap(std::span<IoResult> results, std::chrono::milliseconds timeout) override {
+    return inner_->reap(results, timeout);
+  }
+  void cancel() override { inner_->cancel(); }
 
  private:
   std::unique_ptr<AsyncIo> inner_;

@@ -196,6 +196,74 @@ TEST_F(NvmeFault, ContinuesShortTransfers) {
   }
 }
 
+TEST_F(NvmeFault, SaysWhatToDoAboutALostDriveOrFile) {
+  const Volume volume({.directories = {root_}, .capacity_bytes = kMiB});
+  const Buffer memory = make_buffer(kBytes, 1);
+  const std::vector<std::pair<int, std::string>> cases = {
+      {ENODEV, ": No such device (0 of 65536 bytes done); the drive is gone: reconnect or replace"},
+      {ENXIO, ": No such device or address (0 of 65536 bytes done); the drive is gone"},
+      {ESTALE, ": Stale file handle (0 of 65536 bytes done); the file was revoked by its server"},
+      {EROFS, ": Read-only file system (0 of 65536 bytes done); make the file system writable"},
+      {EPERM, ": Operation not permitted (0 of 65536 bytes done); find what took the access"}};
+  for (const auto& [error, expected] : cases) {
+    Channel channel(volume, options({.fail_request = 0, .error = error}, 1));
+    const std::string text = failure(channel, true, memory.get(), kBytes);
+    EXPECT_TRUE(contains(text, expected)) << text;
+    EXPECT_TRUE(contains(text, ", then resume from the last checkpoint")) << text;
+    EXPECT_EQ(channel.stats().retries, 0u);
+  }
+}
+
+TEST_F(NvmeFault, CancelsAndDrainsAStuckRequestAndNamesIt) {
+  const Volume volume({.directories = {root_}, .capacity_bytes = kMiB});
+  const Buffer memory = make_buffer(kBytes, 1);
+  for (const bool write : {true, false}) {
+    IoOptions made = options({.faults = {{.kind = FaultKind::stuck, .request = 3}}}, 4);
+    made.timeout = std::chrono::milliseconds(200);
+    Channel channel(volume, made);
+    const std::string text = failure(channel, write, memory.get(), kBytes);
+    EXPECT_TRUE(text.starts_with((write ? "write" : "read") +
+                                 (" 4096 bytes at offset 0x4000 of " +
+                                  volume.files()[0].path().string() + ": no completion after 0.")))
+        << text;
+    EXPECT_TRUE(contains(text,
+                         " of 65536 bytes done); check the drive and its link (dmesg), or raise "
+                         "offload.io.timeout if it is only slow, then resume from the last "
+                         "checkpoint"))
+        << text;
+    channel.write({{{.offset = 0, .memory = memory.get(), .bytes = kBytes}}});
+    channel.read({{{.offset = 0, .memory = memory.get(), .bytes = kBytes}}});
+  }
+}
+
+TEST_F(NvmeFault, EndsTheProcessRatherThanReturnMemoryInFlight) {
+  GTEST_FLAG_SET(death_test_style, "fast");  // the other style would leave a directory behind
+  const Volume volume({.directories = {root_}, .capacity_bytes = kMiB});
+  const Buffer memory = make_buffer(kBytes, 1);
+  IoOptions made =
+      options({.faults = {{.kind = FaultKind::stuck, .request = 0}}, .cancellable = false}, 1);
+  made.backend = IoBackend::threads;
+  made.timeout = std::chrono::milliseconds(50);
+  const auto use = [&] {
+    Channel channel(volume, made);
+    failure(channel, false, memory.get(), kBytes);
+  };
+  EXPECT_EXIT(use(), testing::ExitedWithCode(1),
+              "error: read 4096 bytes at offset 0x1000 of .*: no completion after 0.[0-9] s, and 1 "
+              "requests could not be cancelled, so their memory must not be used again: this "
+              "process ends now. Check the drive");
+}
+
+TEST_F(NvmeFault, WaitsAsLongAsItIsTold) {
+  const Volume volume({.directories = {root_}, .capacity_bytes = kMiB});
+  const Buffer memory = make_buffer(kBytes, 1);
+  IoOptions made = options({.latency = std::chrono::milliseconds(40), .reorder = true}, 4);
+  made.timeout = std::chrono::milliseconds(0);  // for ever
+  Channel channel(volume, made);
+  channel.write({{{.offset = 0, .memory = memory.get(), .bytes = kBytes}}});
+  EXPECT_EQ(channel.stats().retries, 0u);
+}
+
 TEST_F(NvmeFault, ReportsASwapFileThatWasCutShort) {
   const Volume volume({.directories = {root_}, .capacity_bytes = kBytes, .stripe_bytes = kBytes});
   ASSERT_EQ(truncate(volume.files()[0].path().c_str(), 4096 + 8192), 0);

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <set>
 #include <thread>
 
 #include "engine/base/error.h"
@@ -53,11 +54,12 @@ class ObservingIo final : public AsyncIo {
     seen_.most_in_flight = std::max(seen_.most_in_flight, seen_.in_flight);
     inner_->submit(requests);
   }
-  size_t reap(std::span<IoResult> results) override {
-    const size_t count = inner_->reap(results);
+  size_t reap(std::span<IoResult> results, std::chrono::milliseconds timeout) override {
+    const size_t count = inner_->reap(results, timeout);
     seen_.in_flight -= count;
     return count;
   }
+  void cancel() override { inner_->cancel(); }
 
  private:
   std::unique_ptr<AsyncIo> inner_;
@@ -88,6 +90,7 @@ class ChannelTest : public testing::TestWithParam<IoBackend> {
   IoOptions io_options(uint64_t block = kMiB, uint32_t depth = 16) {
     IoOptions options;
     options.backend = GetParam();
+    options.memory_files = memory_files_;
     options.block_size = block;
     options.queue_depth = depth;
     options.wrap = [this](std::unique_ptr<AsyncIo> io) {
@@ -98,6 +101,7 @@ class ChannelTest : public testing::TestWithParam<IoBackend> {
 
   fs::path root_;
   Observed seen_;
+  std::shared_ptr<MemoryFiles> memory_files_ = make_memory_files();
 };
 
 TEST_P(ChannelTest, ReturnsWhatWasWrittenOverOneAndThreeFiles) {
@@ -204,11 +208,56 @@ TEST_P(ChannelTest, ChecksAlignmentAndBounds) {
   EXPECT_DEATH(read(4096, start, kMiB), "CHECK.*capacity");
 }
 
+TEST_P(ChannelTest, WritesHoldBackWhileTheDriveReads) {
+  const Volume volume = make_volume(2, kMiB, 64 * kKiB);
+  IoOptions options = io_options(16 * kKiB, 12);
+  options.write_depth = 1;
+  Channel channel(volume, options);
+  const Buffer memory = make_buffer(kMiB);
+  std::memset(memory.get(), 0, kMiB);
+  const std::array<Channel::Segment, 1> all = {{{0, memory.get(), kMiB}}};
+  volume.reads_in_flight(0) = 3;
+  volume.reads_in_flight(1) = 1;
+  channel.write(all);
+  EXPECT_LE(seen_.most_in_flight, 2u);  // one on each drive
+  volume.reads_in_flight(0) = volume.reads_in_flight(1) = 0;
+  channel.read(all);
+  EXPECT_EQ(volume.reads_in_flight(0) + volume.reads_in_flight(1), 0u);
+  EXPECT_EQ(seen_.most_in_flight, 12u);
+}
+
+TEST_P(ChannelTest, GivesAFasterDriveMoreStripes) {
+  VolumeOptions options{.directories = {root_ / "a", root_ / "b", root_ / "c"},
+                        .capacity_bytes = 100 * 64 * kKiB,
+                        .stripe_bytes = 64 * kKiB,
+                        .shares = {3, 1, 2}};
+  const Volume volume(options);
+  EXPECT_EQ(volume.capacity_bytes(), 102 * 64 * kKiB);
+  std::vector<uint64_t> stripes(3);
+  std::set<std::pair<uint32_t, uint64_t>> places;
+  for (uint64_t at = 0; at < volume.capacity_bytes(); at += 64 * kKiB) {
+    const Volume::Place place = volume.place(at);
+    ++stripes[place.file];
+    EXPECT_TRUE(places.insert({place.file, place.offset}).second) << "two stripes in one place";
+    EXPECT_LE(place.offset + 64 * kKiB, file_size(volume.files()[place.file]));
+  }
+  EXPECT_EQ(stripes, (std::vector<uint64_t>{51, 17, 34}));
+  uint64_t file_bytes = 0;
+  for (const Fd& file : volume.files()) file_bytes += file_size(file);
+  EXPECT_EQ(file_bytes, volume_file_bytes(options.capacity_bytes, 3, 64 * kKiB, options.shares));
+  Channel channel(volume, io_options(48 * kKiB));
+  const Buffer out = make_buffer(6 * kMiB), in = make_buffer(6 * kMiB);
+  fill(out.get(), 6 * kMiB, 1);
+  channel.write({{{.offset = 0, .memory = out.get(), .bytes = 6 * kMiB}}});
+  channel.read({{{.offset = 0, .memory = in.get(), .bytes = 6 * kMiB}}});
+  EXPECT_EQ(std::memcmp(in.get(), out.get(), 6 * kMiB), 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, ChannelTest,
-                         testing::Values(IoBackend::io_uring, IoBackend::threads),
+                         testing::Values(IoBackend::io_uring, IoBackend::libaio, IoBackend::threads,
+                                         IoBackend::memory),
                          [](const auto& instance) {
-                           return std::string(instance.param == IoBackend::io_uring ? "io_uring"
-                                                                                    : "threads");
+                           return std::string(io_backend_name(instance.param));
                          });
 
 }  // namespace

@@ -11,6 +11,21 @@
 namespace overspill {
 namespace {
 
+TEST(ParseDuration, ReadsWhatFormatDurationWrites) {
+  using std::chrono::milliseconds;
+  const std::vector<std::pair<std::string, int64_t>> cases = {
+      {"0ms", 0}, {"1500ms", 1500}, {"30s", 30'000}, {"90s", 90'000}, {"5m", 300'000},
+      {"2h", 7200'000}};
+  for (const auto& [text, count] : cases) {
+    EXPECT_EQ(parse_duration(text), milliseconds(count)) << text;
+    EXPECT_EQ(format_duration(milliseconds(count)), text);
+  }
+  EXPECT_EQ(format_duration(milliseconds(60'000)), "1m");
+  for (const char* text : {"", "30", "s", "-1s", "1.5s", "30 s", "30sec", "99999999999s"}) {
+    EXPECT_EQ(parse_duration(text), std::nullopt) << text;
+  }
+}
+
 TEST(ParseBytes, AcceptsBinaryAndDecimalUnits) {
   const std::vector<std::pair<std::string, uint64_t>> cases = {
       {"0", 0},

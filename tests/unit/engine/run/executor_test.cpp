@@ -61,9 +61,10 @@ class SlowIo : public AsyncIo {
   const char* name() const override { return inner_->name(); }
   uint32_t depth() const override { return inner_->depth(); }
   void submit(std::span<const IoRequest> requests) override { inner_->submit(requests); }
-  size_t reap(std::span<IoResult> results) override {
+  void cancel() override { inner_->cancel(); }
+  size_t reap(std::span<IoResult> results, std::chrono::milliseconds timeout) override {
     mischief.delay();
-    const size_t count = inner_->reap(results);
+    const size_t count = inner_->reap(results, timeout);
     if (mischief.io_broken) {
       for (IoResult& result : results.first(count)) result = {result.tag, 0, EIO};
     }

@@ -128,7 +128,8 @@ TEST_F(TrainConfigTest, ReadsEveryOffloadKey) {
            "  nvme_paths: [/mnt/a, b]\n  weights: host\n  optimizer: nvme\n  gradients: auto\n"
            "  activations: device\n  prefetch_depth: 0\n  chunk_parameters: 8192\n"
            "  update: in_backward\n  device: discrete\n"
-           "  io: {backend: threads, block_size: 64KiB, queue_depth: 1024}\n");
+           "  io: {backend: threads, block_size: 64KiB, queue_depth: 1024, write_depth: 9,\n"
+           "       verify: false, timeout: 1500ms}\n");
   const OffloadConfig& offload = config.offload;
   EXPECT_EQ(config.warmup_steps, 6u);
   EXPECT_EQ(offload.device_memory, 2 * kGiB);
@@ -146,6 +147,9 @@ TEST_F(TrainConfigTest, ReadsEveryOffloadKey) {
   EXPECT_EQ(offload.io.backend, IoBackend::threads);
   EXPECT_EQ(offload.io.block_size, 64 * kKiB);
   EXPECT_EQ(offload.io.queue_depth, 1024u);
+  EXPECT_EQ(offload.io.write_depth, 9u);
+  EXPECT_FALSE(offload.io.verify);
+  EXPECT_EQ(offload.io.timeout, std::chrono::milliseconds(1500));
 }
 
 TEST_F(TrainConfigTest, AutoAndEmptyValuesMeanDefaults) {
@@ -316,7 +320,12 @@ TEST_F(TrainConfigRefusal, WrongOffloadValues) {
        {"  nvme_paths: [/a, /a]\n", {}, {"offload.nvme_paths[1]: found \"/a\" a second time"}},
        {"  nvme_paths: [/a, [/b]]\n", {}, {"offload.nvme_paths[1]: found a list"}},
        {"  io: fast\n", {}, {":8: offload.io: found \"fast\"", "indented under `io:`"}},
-       {"  io: {backend: aio}\n", {}, {"offload.io.backend", "auto, io_uring or threads"}},
+       {"  io: {backend: aio}\n", {}, {"offload.io.backend", "auto, io_uring, libaio or threads"}},
+       {"  io: {timeout: 30}\n",
+        {},
+        {":8: offload.io.timeout: found \"30\"; accepted: a time from 1ms to 24h", "default: 1m"}},
+       {"  io: {timeout: 0s}\n", {}, {"offload.io.timeout: found \"0s\""}},
+       {"  io: {timeout: 25h}\n", {}, {"offload.io.timeout: found \"25h\""}},
        {"  io: {block_size: 5000}\n", {}, {"block_size: found 5000 bytes", "next one is 8192"}},
        {"  io: {block_size: 1GiB}\n", {}, {"block_size: found \"1GiB\"", "4KiB to 64MiB"}},
        {"  io: {queue_depth: 0}\n", {}, {"queue_depth: found 0", "from 1 to 1024"}}});

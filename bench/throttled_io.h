@@ -55,7 +55,8 @@ class ThrottledIo final : public AsyncIo {
     inner_->submit(requests);
   }
 
-  size_t reap(std::span<IoResult> results) override {
+  void cancel() override { inner_->cancel(); }
+  size_t reap(std::span<IoResult> results, std::chrono::milliseconds) override {
     for (;;) {
       if (const size_t count = take_due(results); count > 0) return count;
       if (in_flight_ > 0) {

@@ -1,4 +1,4 @@
-// Points of the drives, measured on demand: reads commands from stdin and answers each with one line,
+// Points of the drives, measured on demand: takes commands from stdin and answers each in a line,
 //   TOTAL CPU READ WRITE      bytes per second; CPU seconds per 10^9 bytes
 // Its files are written once at the start, so that bench/fio_compare can alternate with fio.
 #include <fmt/format.h>

@@ -20,6 +20,7 @@
 #include "engine/base/log.h"
 #include "engine/base/random.h"
 #include "engine/base/units.h"
+#include "nvme/raw_device.h"
 #include "nvme/swap_file.h"
 
 namespace overspill {
@@ -194,8 +195,18 @@ uint64_t new_run_id() {
 }
 
 void remove_files(std::span<const Fd> files) noexcept {
-  // Unlinked before it is closed, so that no other run finds it unlocked.
-  for (const Fd& file : files) ::unlink(file.path().c_str());
+  for (const Fd& file : files) {
+    if (raw_device::is_block_device(file.path())) continue;
+    // Unlinked before it is closed, so that no other run finds it unlocked.
+    ::unlink(file.path().c_str());
+  }
+}
+
+[[noreturn]] void refuse_device(const fs::path& path) {
+  fail(ErrorCode::invalid_config,
+       "offload.nvme_paths: {} is a block device, and all that is on it would be overwritten; set "
+       "`allow_raw_devices: true` under `offload:` if that is meant, or name a directory",
+       path.string());
 }
 
 /// Deletes a constructor's files unless it comes to its end.
@@ -234,10 +245,16 @@ Volume::Volume(const VolumeOptions& options) : stripe_bytes_(options.stripe_byte
     fail(ErrorCode::invalid_config, "offload.nvme_paths names no directory; name one per drive");
   }
   NewDirectories new_directories;
-  for (const fs::path& directory : directories) new_directories.make(directory);
+  std::vector<fs::path> true_directories;
+  for (const fs::path& path : directories) {
+    const bool device = raw_device::is_block_device(path);
+    if (device && !options.allow_raw_devices) refuse_device(path);
+    if (!device) true_directories.push_back(path);
+  }
+  for (const fs::path& directory : true_directories) new_directories.make(directory);
   check_distinct(directories);
   // All of them before the first allocation: two directories may share a drive.
-  for (const fs::path& directory : directories) reclaim_dead_files(directory);
+  for (const fs::path& directory : true_directories) reclaim_dead_files(directory);
 
   const size_t count = directories.size();
   plan_round(options.shares, count);
@@ -248,19 +265,27 @@ Volume::Volume(const VolumeOptions& options) : stripe_bytes_(options.stripe_byte
   files_.reserve(count);
   RemoveOnFailure files_guard(files_);
   for (size_t i = 0; i < count; ++i) {
-    {
-      const Fd lock = lock_directory(directories[i]);
-      const std::string name = fmt::format("overspill-{:016x}.swap", run_id);
-      files_.push_back(create_file(directories[i] / name));
-      lock_and_mark(files_.back(), make_header(run_id, stripe_bytes_, i, count));
-    }
-    preallocate(files_.back(), kHeaderBytes + rounds * shares_[i] * stripe_bytes_);
-    const bool direct = make_direct(files_.back());
-    if (!direct && direct_) warn_buffered(files_.back());
-    direct_ = direct_ && direct;
+    add_swap_file(directories[i], run_id, kHeaderBytes + rounds * shares_[i] * stripe_bytes_);
   }
   files_guard.disarm();
   new_directories.keep();
+}
+
+void Volume::add_swap_file(const fs::path& directory, uint64_t run_id, uint64_t bytes) {
+  if (raw_device::is_block_device(directory)) {
+    files_.push_back(raw_device::open_exclusively(directory, bytes));
+    return;
+  }
+  {
+    const Fd lock = lock_directory(directory);
+    files_.push_back(create_file(directory / fmt::format("overspill-{:016x}.swap", run_id)));
+    lock_and_mark(files_.back(),
+                  make_header(run_id, stripe_bytes_, files_.size() - 1, shares_.size()));
+  }
+  preallocate(files_.back(), bytes);
+  const bool direct = make_direct(files_.back());
+  if (!direct && direct_) warn_buffered(files_.back());
+  direct_ = direct_ && direct;
 }
 
 /// Spreads the turns of a fast drive over the round, so that any few stripes in a row use them all.

@@ -20,12 +20,13 @@ namespace overspill {
 inline constexpr uint64_t kIoAlignment = 4096;
 
 struct VolumeOptions {
-  std::vector<std::filesystem::path> directories;  ///< created when missing
-  uint64_t capacity_bytes = 0;                     ///< size of the address space
-  uint64_t stripe_bytes = 1 << 20;                 ///< multiple of kIoAlignment
+  /// Created when missing. With allow_raw_devices, also block devices that nothing uses.
+  std::vector<std::filesystem::path> directories;
+  uint64_t capacity_bytes = 0;      ///< size of the address space
+  uint64_t stripe_bytes = 1 << 20;  ///< multiple of kIoAlignment
   /// Stripes of each drive in turn, such as {2, 1} for a drive twice as fast; empty: one each.
   std::vector<uint32_t> shares = {};
-  bool allow_raw_devices = false;  ///< whether `directories` may name block devices
+  bool allow_raw_devices = false;
 };
 
 /// What all files of a volume take together: whole rounds of stripes, and a header each.
@@ -37,7 +38,7 @@ class Volume {
   /// Reclaims dead runs' files, creates and locks this run's, and preallocates them whole.
   /// Throws Error(does_not_fit) naming directory, bytes needed and free when a disk is too small.
   explicit Volume(const VolumeOptions& options);
-  /// Removes the swap files.
+  /// Removes the swap files. Devices keep what was written to them.
   ~Volume();
   Volume(const Volume&) = delete;
   Volume& operator=(const Volume&) = delete;
@@ -66,6 +67,7 @@ class Volume {
   };
 
   void plan_round(std::span<const uint32_t> shares, size_t files);
+  void add_swap_file(const std::filesystem::path& directory, uint64_t run_id, uint64_t bytes);
 
   std::vector<Fd> files_;
   uint64_t capacity_bytes_ = 0;

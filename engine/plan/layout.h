@@ -30,6 +30,7 @@ struct PlanOptions {
   bool nvme_available = false;
   uint32_t nvme_files = 1;  ///< the state is striped over them
   uint64_t nvme_stripe_bytes = 1 << 20;
+  std::vector<uint32_t> nvme_shares{};  ///< stripes of each file in turn; empty: one each
   Placement weights = Placement::automatic;
   Placement optimizer = Placement::automatic;
   Placement gradients = Placement::automatic;

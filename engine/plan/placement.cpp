@@ -15,7 +15,7 @@ namespace {
 /// What the swap files of a plan take.
 uint64_t file_bytes(const PlanOptions& o, const SlotPlan& plan) {
   if (plan.nvme_bytes == 0) return 0;
-  return volume_file_bytes(plan.nvme_bytes, o.nvme_files, o.nvme_stripe_bytes);
+  return volume_file_bytes(plan.nvme_bytes, o.nvme_files, o.nvme_stripe_bytes, o.nvme_shares);
 }
 
 bool fits(const PlacementProblem& p, const SlotPlan& plan) {

@@ -4,7 +4,10 @@
 #include <algorithm>
 
 #include "engine/base/error.h"
+#include "engine/base/log.h"
+#include "engine/base/units.h"
 #include "engine/program/dump.h"
+#include "nvme/drive_probe.h"
 
 namespace overspill {
 namespace {
@@ -40,6 +43,25 @@ std::vector<Integrity::Region> page_regions(const Layout& layout, std::vector<Pa
   return regions;
 }
 
+constexpr uint64_t kWorthMeasuring = 4 * kGiB;
+
+/// Shares by measured speed; none where that is not worth its second or does not fit the budget.
+std::vector<uint32_t> measured_shares(const Layout& layout, const VolumeOptions& volume,
+                                      const IoOptions& io) {
+  if (volume.directories.size() < 2 || layout.nvme_bytes < kWorthMeasuring) return {};
+  const std::vector<double> rates = measure_drives(volume, io);
+  const std::vector<uint32_t> shares = shares_of(rates);
+  std::string text;
+  for (size_t i = 0; i < rates.size(); ++i) {
+    text += fmt::format("{}{} {} (share {})", i == 0 ? "" : ", ", volume.directories[i].string(),
+                        format_rate(rates[i]), shares[i]);
+  }
+  log_info("drives: {}", text);
+  const uint64_t bytes = volume_file_bytes(volume.capacity_bytes, volume.directories.size(),
+                                           volume.stripe_bytes, shares);
+  return bytes <= layout.options.nvme_capacity ? shares : std::vector<uint32_t>{};
+}
+
 }  // namespace
 
 PageStore::PageStore(const Layout& layout, const Options& options)
@@ -53,9 +75,13 @@ PageStore::PageStore(const Layout& layout, const Options& options)
   if (device_->unified())
     options_.io.buffers.push_back({device_->memory(), device_->memory_bytes()});
   std::erase_if(options_.io.buffers, [](std::span<std::byte> buffer) { return buffer.empty(); });
-  volume_.emplace(VolumeOptions{.directories = options.nvme_paths,
-                                .capacity_bytes = layout.nvme_bytes,
-                                .stripe_bytes = options.io.block_size});
+  VolumeOptions volume{.directories = options.nvme_paths,
+                       .capacity_bytes = layout.nvme_bytes,
+                       .stripe_bytes = options.io.block_size,
+                       .allow_raw_devices = options.allow_raw_devices};
+  volume.shares =
+      options.nvme_shares ? *options.nvme_shares : measured_shares(layout, volume, io());
+  volume_.emplace(volume);
   if (!options.io.verify) return;
   std::vector<PageId> owners;
   std::vector<Integrity::Region> regions = page_regions(layout, owners);

@@ -19,6 +19,9 @@ class PageStore {
   struct Options {
     std::vector<std::filesystem::path> nvme_paths;
     IoOptions io;
+    /// Stripes of each path in turn; unset: measured when much state is on NVMe, else one each.
+    std::optional<std::vector<uint32_t>> nvme_shares{};
+    bool allow_raw_devices = false;
   };
   /// Allocates both arenas and the swap files: everything a run needs.
   PageStore(const Layout& layout, const Options& options);

@@ -198,6 +198,16 @@ void check_placement(const TrainConfig& config, const Values& values, const std:
   }
 }
 
+void check_shares(const TrainConfig& config, const Values& values, const std::string& file) {
+  const OffloadConfig& offload = config.offload;
+  if (!offload.nvme_shares || offload.nvme_shares->size() == offload.nvme_paths.size()) return;
+  fail(ErrorCode::invalid_config,
+       "{}: offload.nvme_shares: found {} numbers for {} nvme_paths; write one for each path, or "
+       "remove the key",
+       where_of(values, "offload.nvme_shares", file), offload.nvme_shares->size(),
+       offload.nvme_paths.size());
+}
+
 void check_warmup(const TrainConfig& config, const Values& values, const std::string& file) {
   if (!config.warmup_steps || !config.warmup_ratio) return;
   fail(ErrorCode::invalid_config,
@@ -231,6 +241,7 @@ TrainConfig load_train_config(const std::filesystem::path& path,
   check_warmup(config, values, file);
   check_update(config, values, file);
   check_placement(config, values, file);
+  check_shares(config, values, file);
   return config;
 }
 

@@ -17,6 +17,8 @@
 namespace overspill {
 
 enum class DeviceMode : uint8_t { unified, discrete };
+/// Which of nvme_paths a run stripes over: all, or those on the NUMA node of its CPUs.
+enum class StripeOver : uint8_t { all, local };
 
 struct DatasetConfig {
   std::filesystem::path path;
@@ -29,6 +31,10 @@ struct OffloadConfig {
   std::optional<uint64_t> host_memory;    ///< bytes; default: a third of the machine's memory
   std::optional<uint64_t> nvme_capacity;  ///< bytes; default: what the run needs
   std::vector<std::filesystem::path> nvme_paths;
+  StripeOver stripe = StripeOver::all;
+  /// Stripes of each path in turn; default: measured when much state is on NVMe, else one each.
+  std::optional<std::vector<uint32_t>> nvme_shares;
+  bool allow_raw_devices = false;
   Placement weights = Placement::automatic;
   Placement optimizer = Placement::automatic;
   Placement gradients = Placement::automatic;

@@ -300,6 +300,17 @@ void add_offload_keys(Keys& keys) {
   keys.push_back({"offload.nvme_paths", "a path or a list of paths, each named once", "none",
                   "[/mnt/nvme0, /mnt/nvme1]", "Directories on the drives to stripe over.",
                   apply_nvme_paths});
+  keys.push_back(choice("offload.stripe", field(&OffloadConfig::stripe),
+                        {{"all", StripeOver::all}, {"local", StripeOver::local}},
+                        {"local",
+                         "Which nvme_paths to use; local: those on the NUMA node of this "
+                         "process's CPUs."}));
+  keys.push_back({"offload.nvme_shares", "a list of integers from 1 to 64, one per path, or auto",
+                  "auto", "[2, 1]",
+                  "Stripes of each path in turn; auto: by measured speed, from 4 GiB on NVMe on.",
+                  apply_nvme_shares});
+  keys.push_back(boolean("offload.allow_raw_devices", field(&OffloadConfig::allow_raw_devices),
+                         "Let nvme_paths name unused block devices, to be overwritten."));
   keys.push_back(placement("offload.weights", &OffloadConfig::weights, "Tier of the weights."));
   keys.push_back(
       placement("offload.optimizer", &OffloadConfig::optimizer, "Tier of masters and moments."));

@@ -21,6 +21,7 @@ bool is_section(std::string_view name);
 // Appliers of keys with a shape of their own.
 void apply_datasets(const ConfigValue& list, TrainConfig& config, bool evaluation);
 void apply_nvme_paths(const ConfigValue& value, TrainConfig& config);
+void apply_nvme_shares(const ConfigValue& value, TrainConfig& config);
 void apply_resume(const ConfigValue& value, TrainConfig& config);
 void apply_optimizer(const ConfigValue& value, TrainConfig& config);
 void apply_prefetch_depth(const ConfigValue& value, TrainConfig& config);

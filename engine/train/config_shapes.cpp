@@ -95,6 +95,19 @@ void apply_nvme_paths(const ConfigValue& value, TrainConfig& config) {
   }
 }
 
+void apply_nvme_shares(const ConfigValue& value, TrainConfig& config) {
+  config.offload.nvme_shares.reset();
+  if (is_auto(value)) return;
+  if (!value.node.IsSequence() || value.node.size() == 0) refuse_value(value);
+  std::vector<uint32_t> shares;
+  for (size_t i = 0; i < value.node.size(); ++i) {
+    const ConfigValue item = {value.key, fmt::format("{}[{}]", value.path, i), value.node[i],
+                              value.source.at(value.node[i]), value.source};
+    shares.push_back(static_cast<uint32_t>(value_integer(item, 1, 64)));
+  }
+  config.offload.nvme_shares = std::move(shares);
+}
+
 void apply_resume(const ConfigValue& value, TrainConfig& config) {
   const std::string text = value_text(value);
   const bool never = text == "false" || text == "False";
@@ -136,7 +149,11 @@ void apply_hardware_profile(const ConfigValue& value, TrainConfig& config) {
   const auto& drives = config.offload.hardware_profile->drives;
   if (!drives) return;
   config.offload.io.block_size = drives->block_bytes;
-  config.offload.io.queue_depth = std::max(drives->read_depth, drives->write_depth);
+  // The profile's depths are per drive, and nvme_paths has been read before this key.
+  const auto drive_count = std::max<size_t>(1, config.offload.nvme_paths.size());
+  const size_t depth = drive_count * std::max(drives->read_depth, drives->write_depth);
+  config.offload.io.queue_depth = static_cast<uint32_t>(std::min<size_t>(depth, 1024));
+  config.offload.io.write_depth = drives->write_depth;
 }
 
 void apply_block_size(const ConfigValue& value, TrainConfig& config) {

@@ -10,6 +10,7 @@
 #include "engine/base/fd.h"
 #include "engine/base/log.h"
 #include "engine/base/units.h"
+#include "offload/drive_locality.h"
 
 namespace overspill {
 namespace {
@@ -21,6 +22,37 @@ uint64_t third_of_memory() {
 
 std::filesystem::path config_path(const TrainConfig& config) {
   return config.base_model_config.empty() ? config.base_model : config.base_model_config;
+}
+
+/// With `stripe: local`, keeps the paths whose drives are on the NUMA node of this process's CPUs.
+TrainConfig with_chosen_drives(TrainConfig config) {
+  OffloadConfig& offload = config.offload;
+  if (offload.stripe == StripeOver::all || offload.nvme_paths.empty()) return config;
+  std::vector<std::string> drives;
+  for (const std::filesystem::path& path : offload.nvme_paths) drives.push_back(drive_of(path));
+  const Machine machine = read_machine();
+  const int node = node_of_cpus(machine, allowed_cpus());
+  const std::vector<size_t> near = drives_on_node(drives, machine, node);
+  if (near.empty()) {
+    log_warning(
+        "offload.stripe: local: {}; all of nvme_paths are used. Bind the process to one node with "
+        "drives (numactl --cpunodebind) to change that",
+        node < 0 ? std::string("this process's CPUs are on several NUMA nodes")
+                 : fmt::format("no drive of nvme_paths is known to be on NUMA node {}", node));
+    return config;
+  }
+  OffloadConfig chosen = offload;
+  chosen.nvme_paths.clear();
+  if (chosen.nvme_shares) chosen.nvme_shares->clear();
+  std::string names;
+  for (const size_t i : near) {
+    chosen.nvme_paths.push_back(offload.nvme_paths[i]);
+    if (chosen.nvme_shares) chosen.nvme_shares->push_back((*offload.nvme_shares)[i]);
+    names += " " + offload.nvme_paths[i].string();
+  }
+  log_info("offload.stripe: local: NUMA node {} has{}", node, names);
+  offload = std::move(chosen);
+  return config;
 }
 
 PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, const Llama& llama) {
@@ -38,6 +70,7 @@ PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, con
   o.nvme_available = !offload.nvme_paths.empty();
   o.nvme_files = static_cast<uint32_t>(std::max<size_t>(1, offload.nvme_paths.size()));
   o.nvme_stripe_bytes = offload.io.block_size;
+  o.nvme_shares = offload.nvme_shares.value_or(std::vector<uint32_t>{});
   o.weights = offload.weights;
   o.optimizer = offload.optimizer;
   o.gradients = offload.gradients;
@@ -51,11 +84,11 @@ PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, con
 }  // namespace
 
 RunSetup::RunSetup(const TrainConfig& c)
-    : config(c),
+    : config(with_chosen_drives(c)),
       model(llama_layers(load_model_config(config_path(c)))),
       batch{c.micro_batch_size, c.sequence_len},
       llama(model, weight_type(), batch, host_kernels()),
-      layout(plan_layout(model, plan_options(c, batch, llama))) {
+      layout(plan_layout(model, plan_options(config, batch, llama))) {
   if (c.sequence_len > model.config.max_position_embeddings) {
     log_warning("sequence_len {} is above the model's max_position_embeddings {}", c.sequence_len,
                 model.config.max_position_embeddings);

@@ -38,13 +38,20 @@ void log_plan(const Layout& layout) {
            format_bytes(o.host_memory), format_bytes(layout.nvme_bytes), layout.prefetch_depth);
 }
 
+PageStore::Options store_options(const OffloadConfig& offload) {
+  return {.nvme_paths = offload.nvme_paths,
+          .io = offload.io,
+          .nvme_shares = offload.nvme_shares,
+          .allow_raw_devices = offload.allow_raw_devices};
+}
+
 }  // namespace
 
 Trainer::Trainer(const TrainConfig& config)
     : setup_(config),
       data_(open_sequences(setup_, false)),
       start_(find_start(setup_)),
-      store_(setup_.layout, {config.offload.nvme_paths, config.offload.io}),
+      store_(setup_.layout, store_options(setup_.config.offload)),
       executor_(store_, setup_.llama) {
   setup_.llama.set_scratch(store_.address(setup_.layout.scratch));
   for (const DatasetConfig& dataset : config.datasets) {
@@ -75,8 +82,8 @@ void Trainer::load(const RunStart& start) {
   if (start.checkpoint) {
     load_checkpoint(store_, *start.checkpoint);
     position_ = start.checkpoint->position;
-    resumed_in_place_ = fs::equivalent(start.checkpoint->directory.parent_path(),
-                                       setup_.config.output_dir);
+    resumed_in_place_ =
+        fs::equivalent(start.checkpoint->directory.parent_path(), setup_.config.output_dir);
     log_info("resumed from {} at step {}", start.checkpoint->directory.string(), position_.step);
     return;
   }

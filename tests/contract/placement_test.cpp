@@ -131,6 +131,11 @@ TEST_P(PlacementContract, DrivesAndBackends) {
       {"threads", [](TrainConfig& c) { c.offload.io.backend = IoBackend::threads; }},
       {"libaio", [](TrainConfig& c) { c.offload.io.backend = IoBackend::libaio; }},
       {"no checksums", [](TrainConfig& c) { c.offload.io.verify = false; }},
+      {"3 drives of different speed",
+       [=](TrainConfig& c) {
+         drives(c);
+         c.offload.nvme_shares = {5, 1, 3};
+       }},
       {"one write beside reads", [](TrainConfig& c) { c.offload.io.write_depth = 1; }},
       {"threads, 3 drives, one request at a time", [=](TrainConfig& c) {
          drives(c);

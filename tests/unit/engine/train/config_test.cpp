@@ -125,7 +125,8 @@ TEST_F(TrainConfigTest, ReadsEveryOffloadKey) {
       load(std::string(kMinimal) +
            "warmup_steps: 6\nmax_grad_norm: 0\n"
            "offload:\n  device_memory: 2GiB\n  host_memory: \"3GB\"\n  nvme_capacity: 1TiB\n"
-           "  nvme_paths: [/mnt/a, b]\n  weights: host\n  optimizer: nvme\n  gradients: auto\n"
+           "  nvme_paths: [/mnt/a, b]\n  nvme_shares: [2, 1]\n  stripe: local\n"
+           "  allow_raw_devices: true\n  weights: host\n  optimizer: nvme\n  gradients: auto\n"
            "  activations: device\n  prefetch_depth: 0\n  chunk_parameters: 8192\n"
            "  update: in_backward\n  device: discrete\n"
            "  io: {backend: threads, block_size: 64KiB, queue_depth: 1024, write_depth: 9,\n"
@@ -136,6 +137,9 @@ TEST_F(TrainConfigTest, ReadsEveryOffloadKey) {
   EXPECT_EQ(offload.host_memory, 3'000'000'000u);
   EXPECT_EQ(offload.nvme_capacity, kTiB);
   EXPECT_EQ(offload.nvme_paths, (std::vector<std::filesystem::path>{"/mnt/a", directory_ / "b"}));
+  EXPECT_EQ(offload.nvme_shares, (std::vector<uint32_t>{2, 1}));
+  EXPECT_EQ(offload.stripe, StripeOver::local);
+  EXPECT_TRUE(offload.allow_raw_devices);
   EXPECT_EQ(offload.weights, Placement::host);
   EXPECT_EQ(offload.optimizer, Placement::nvme);
   EXPECT_EQ(offload.gradients, Placement::automatic);
@@ -319,6 +323,12 @@ TEST_F(TrainConfigRefusal, WrongOffloadValues) {
        {"  nvme_paths: {a: b}\n", {}, {"offload.nvme_paths: found a mapping", "list of paths"}},
        {"  nvme_paths: [/a, /a]\n", {}, {"offload.nvme_paths[1]: found \"/a\" a second time"}},
        {"  nvme_paths: [/a, [/b]]\n", {}, {"offload.nvme_paths[1]: found a list"}},
+       {"  nvme_shares: [0]\n", {}, {"offload.nvme_shares[0]: found 0, which is out of range"}},
+       {"  nvme_shares: 2\n", {}, {"offload.nvme_shares: found \"2\"", "one per path, or auto"}},
+       {"  nvme_paths: [/a, /b]\n  nvme_shares: [1]\n",
+        {},
+        {":9: offload.nvme_shares: found 1 numbers for 2 nvme_paths; write one for each"}},
+       {"  stripe: near\n", {}, {"offload.stripe: found \"near\"", "all or local"}},
        {"  io: fast\n", {}, {":8: offload.io: found \"fast\"", "indented under `io:`"}},
        {"  io: {backend: aio}\n", {}, {"offload.io.backend", "auto, io_uring, libaio or threads"}},
        {"  io: {timeout: 30}\n",

@@ -25,6 +25,7 @@ using namespace overspill;
 constexpr const char* kUsage =
     "usage: bench_nvme_point --path DIR [--path DIR...] [--size 4GiB] [--stripe 1MiB]\n"
     "                        [--pages-per-call 1] [--most-rate BYTES_PER_SECOND_AND_PATH]\n"
+    "                        [--verify 1 (with checksums; then all blocks are of --stripe)]\n"
     "then on stdin, depths being per path:\n"
     "  read BLOCK DEPTH | write BLOCK DEPTH | mixed BLOCK READ_DEPTH WRITE_DEPTH\n";
 
@@ -32,8 +33,11 @@ constexpr uint32_t kPages = 4;  // in memory, of each side
 
 struct Arguments {
   std::vector<std::filesystem::path> paths;
-  std::map<std::string, uint64_t> values = {
-      {"--size", 4 * kGiB}, {"--stripe", kMiB}, {"--pages-per-call", 1}, {"--most-rate", 0}};
+  std::map<std::string, uint64_t> values = {{"--size", 4 * kGiB},
+                                            {"--stripe", kMiB},
+                                            {"--pages-per-call", 1},
+                                            {"--most-rate", 0},
+                                            {"--verify", 0}};
 };
 
 Arguments parse(int argc, char** argv) {
@@ -72,6 +76,7 @@ DriveRunner::Options runner_options(const Arguments& arguments) {
   DriveRunner::Options options{.directories = arguments.paths,
                                .bytes_per_drive = arguments.values.at("--size"),
                                .stripe_bytes = arguments.values.at("--stripe"),
+                               .verify = arguments.values.at("--verify") != 0,
                                .pages_per_call = static_cast<uint32_t>(std::min<uint64_t>(
                                    kPages, arguments.values.at("--pages-per-call"))),
                                .io = {}};

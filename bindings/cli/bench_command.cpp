@@ -81,6 +81,7 @@ void check_output(const std::filesystem::path& path, const char* option) {
 
 IoBackend parse_backend(const std::string& name) {
   return name == "io_uring"  ? IoBackend::io_uring
+         : name == "libaio"  ? IoBackend::libaio
          : name == "threads" ? IoBackend::threads
                              : IoBackend::automatic;
 }
@@ -89,6 +90,7 @@ NvmeBenchOptions bench_options(const BenchArguments& arguments) {
   NvmeBenchOptions options;
   options.paths = arguments.paths;
   options.backend = parse_backend(arguments.backend);
+  options.verify = arguments.verify;
   if (arguments.quick) {
     options.bytes_per_path = kGiB;
     options.seconds_per_point = 0.5;
@@ -139,8 +141,9 @@ CLI::App* add_bench_command(CLI::App& app, BenchArguments& arguments) {
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(CLI::Range(1, 1024));
-  nvme->add_option("--backend", arguments.backend, "auto, io_uring or threads")
-      ->check(CLI::IsMember({"auto", "io_uring", "threads"}));
+  nvme->add_option("--backend", arguments.backend, "auto, io_uring, libaio or threads")
+      ->check(CLI::IsMember({"auto", "io_uring", "libaio", "threads"}));
+  nvme->add_flag("--verify", arguments.verify, "With checksums, as training has them by default");
   nvme->add_flag("--quick", arguments.quick, "Few points, 1GiB, half a second each: a first look");
   nvme->add_option("--json", arguments.json, "Write all results as JSON");
   nvme->add_option("--html", arguments.html, "Write a page with plots (one file, works offline)");

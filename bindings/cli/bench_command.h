@@ -18,7 +18,7 @@ struct BenchArguments {
   double seconds = 0;  ///< 0: the default
   std::vector<std::string> block_sizes;
   std::vector<uint32_t> depths;
-  bool quick = false;
+  bool quick = false, verify = false;
   std::filesystem::path json, html, profile;
 };
 

@@ -91,12 +91,23 @@ DriveRunner::DriveRunner(const Options& options, BenchBuffers& buffers)
   volume.capacity_bytes = bytes();
   volume.stripe_bytes = options.stripe_bytes;
   volume_.emplace(volume);
+  if (!options.verify) return;
+  std::vector<Integrity::Region> pages;
+  for (uint64_t page = 0; page < page_count_; ++page) {
+    pages.push_back({page * buffers.page_bytes, buffers.page_bytes});
+  }
+  integrity_.emplace(*volume_, options.stripe_bytes, std::move(pages),
+                     [](size_t page) { return fmt::format("benchmark page {}", page); });
 }
 
-IoOptions DriveRunner::io_for(uint64_t block_bytes, uint32_t depth) const {
+IoOptions DriveRunner::io_for(const BenchPoint& point, bool writes) const {
   IoOptions io = options_.io;
-  io.block_size = block_bytes;
-  io.queue_depth = depth * static_cast<uint32_t>(options_.directories.size());
+  io.block_size = point.block_bytes;
+  io.queue_depth = (writes ? point.write_depth : point.read_depth) *
+                   static_cast<uint32_t>(options_.directories.size());
+  io.write_depth = point.write_depth;
+  io.buffers = {{buffers_.read.memory(), buffers_.read.bytes()},
+                {buffers_.write.memory(), buffers_.write.bytes()}};
   return io;
 }
 
@@ -144,23 +155,25 @@ void DriveRunner::run_side(Side& side, const Clock& clock) {
 }
 
 BenchRates DriveRunner::run(const BenchPoint& point, const Budget& budget) {
+  CHECK(!options_.verify || point.block_bytes == options_.stripe_bytes);
   const bool mixed = point.traffic == Traffic::mixed;
   const uint64_t half = page_count_ / 2;
   std::vector<std::unique_ptr<Side>> sides;
-  const auto add = [&](bool writes, uint32_t depth) {
+  const auto add = [&](bool writes) {
     // Both at once work on halves of their own, as no page is read while it is written.
-    sides.emplace_back(new Side{.writes = writes,
-                                .first_page = mixed && writes ? half : 0,
-                                .page_count = mixed ? half : page_count_,
-                                .order = point.order,
-                                .seed = ++seed_,
-                                .memory = (writes ? buffers_.write : buffers_.read).memory(),
-                                .channel = Channel(*volume_, io_for(point.block_bytes, depth)),
-                                .failure = nullptr});
+    sides.emplace_back(new Side{
+        .writes = writes,
+        .first_page = mixed && writes ? half : 0,
+        .page_count = mixed ? half : page_count_,
+        .order = point.order,
+        .seed = ++seed_,
+        .memory = (writes ? buffers_.write : buffers_.read).memory(),
+        .channel = Channel(*volume_, io_for(point, writes), integrity_ ? &*integrity_ : nullptr),
+        .failure = nullptr});
     backend_ = sides.back()->channel.backend();
   };
-  if (point.traffic != Traffic::write) add(false, point.read_depth);
-  if (point.traffic != Traffic::read) add(true, point.write_depth);
+  if (point.traffic != Traffic::write) add(false);
+  if (point.traffic != Traffic::read) add(true);
 
   std::atomic<uint32_t> counting{static_cast<uint32_t>(sides.size())};
   std::atomic<bool> failed{false};

@@ -12,6 +12,7 @@
 #include "engine/base/units.h"
 #include "engine/bench/bench_files.h"
 #include "engine/bench/nvme_sweep.h"
+#include "nvme/integrity.h"
 #include "nvme/volume.h"
 #include "offload/arena.h"
 
@@ -31,6 +32,8 @@ class DriveRunner {
     std::vector<std::filesystem::path> directories;
     uint64_t bytes_per_drive = 0;  ///< rounded down to whole pages
     uint64_t stripe_bytes = kMiB;
+    /// Keep and check checksums, as training does by default. Then all blocks are of stripe_bytes.
+    bool verify = false;
     uint32_t pages_per_call = 1;  ///< training waits for every page of its own; at most pages
     IoOptions io;                 ///< backend and wrapper; sizes come with each point
     const std::atomic<bool>* stop = nullptr;  ///< ends a run between two calls
@@ -56,12 +59,13 @@ class DriveRunner {
  private:
   struct Side;
   struct Clock;
-  IoOptions io_for(uint64_t block_bytes, uint32_t depth) const;
+  IoOptions io_for(const BenchPoint& point, bool writes) const;
   void run_side(Side& side, const Clock& clock);
 
   Options options_;
   BenchBuffers& buffers_;
   std::optional<Volume> volume_;
+  std::optional<Integrity> integrity_;
   uint64_t page_count_ = 0;
   uint64_t seed_ = 0;  // another order of pages in every run
   std::string backend_;

@@ -177,11 +177,12 @@ TargetResult Sweep::measure(const std::string& name, const std::vector<fs::path>
   target.paths = paths;
   const std::vector<BenchPoint> points = alone_points(grid_);
   std::unique_ptr<DriveRunner> runner;
-  if (paths.size() == 1) {
+  const bool one_layout = paths.size() == 1 && !options_.verify;
+  if (one_layout) {
     runner = make_runner(paths, kFirstStripe, target);
     run_points(*runner, points, target);
   } else {
-    // A block is a stripe, as in training, so each block size has files of its own layout.
+    // A block is a stripe and has one checksum, as in training, so each size has files of its own.
     std::map<uint64_t, std::vector<BenchPoint>> by_block;
     for (const BenchPoint& point : points) by_block[point.block_bytes].push_back(point);
     for (const auto& [block, of_block] : by_block) {
@@ -191,7 +192,7 @@ TargetResult Sweep::measure(const std::string& name, const std::vector<fs::path>
     }
   }
   target.best = recommend_alone(target.results);
-  if (paths.size() > 1) {
+  if (!one_layout) {
     runner.reset();
     runner = make_runner(paths, target.best.block_bytes, target);
   }

@@ -22,6 +22,7 @@ struct NvmeBenchOptions {
   std::vector<uint64_t> block_sizes = {256 * kKiB, kMiB, 4 * kMiB, 16 * kMiB};
   std::vector<uint32_t> depths = {1, 4, 16, 64};
   bool sequential = true;  ///< measure pages in file order too
+  bool verify = false;     ///< with checksums, as training has them by default
   IoBackend backend = IoBackend::automatic;
   DiskSpaceReader disk_space = read_disk_space;
 };

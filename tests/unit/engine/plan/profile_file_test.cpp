@@ -98,10 +98,12 @@ class ProfileConfigTest : public ProfileFileTest {
 
 TEST_F(ProfileConfigTest, GivesTheDefaultsOfIo) {
   save_profile(path(), measured(), std::array{OpKind::read}, "a test");
-  const TrainConfig config = load("  hardware_profile: drives.yaml\n");
+  const TrainConfig config = load("  nvme_paths: [a, b]\n  hardware_profile: drives.yaml\n");
   ASSERT_TRUE(config.offload.hardware_profile.has_value());
   EXPECT_DOUBLE_EQ((*config.offload.hardware_profile)[OpKind::read].work_per_second, 3.25e9);
   EXPECT_EQ(config.offload.io.block_size, 4 * kMiB);
+  EXPECT_EQ(config.offload.io.queue_depth, 32u);  // of both drives together
+  EXPECT_EQ(config.offload.io.write_depth, 16u);  // of each
 }
 
 TEST_F(ProfileConfigTest, WhatTheFileSaysWinsOverTheProfile) {

@@ -48,17 +48,20 @@ void check_writable(const fs::path& path) {
 }
 
 [[noreturn]] void refuse_full(const fs::path& path, const DiskSpace& space, uint64_t bytes) {
-  const double after = static_cast<double>(space.used_bytes + bytes) /
-                       static_cast<double>(std::max<uint64_t>(1, space.total_bytes));
-  const auto most = static_cast<uint64_t>(kFullestDisk * static_cast<double>(space.total_bytes));
-  const uint64_t room =
-      most > space.used_bytes ? std::min(most - space.used_bytes, space.available_bytes) : 0;
+  if (space.total_bytes() == 0) {
+    fail(ErrorCode::does_not_fit,
+         "--path {} is on a file system without room for files; name a directory on a drive",
+         path.string());
+  }
+  const auto total = static_cast<double>(space.total_bytes());
+  const double after = static_cast<double>(space.used_bytes + bytes) / total;
+  const auto most = static_cast<uint64_t>(kFullestDisk * total);
   fail(ErrorCode::does_not_fit,
-       "--path {}: {} more would fill its file system to {:.0f} % ({} of {} in use, {} available); "
-       "a benchmark stays below {:.0f} %: use --size of at most {}, or free space there",
+       "--path {}: {} more would fill its file system to {:.0f} % ({} in use, {} available); a "
+       "benchmark stays below {:.0f} %: use --size of at most {}, or free space there",
        path.string(), format_bytes(bytes), 100 * after, format_bytes(space.used_bytes),
-       format_bytes(space.total_bytes), format_bytes(space.available_bytes), 100 * kFullestDisk,
-       format_bytes(room));
+       format_bytes(space.available_bytes), 100 * kFullestDisk,
+       format_bytes(most > space.used_bytes ? most - space.used_bytes : 0));
 }
 
 }  // namespace
@@ -69,8 +72,7 @@ DiskSpace read_disk_space(const fs::path& directory) {
     fail(ErrorCode::io, "statvfs {}: {}; check --path", directory.string(), errno_text(errno));
   }
   const uint64_t block = status.f_frsize;
-  return {.total_bytes = block * status.f_blocks,
-          .used_bytes = block * (status.f_blocks - status.f_bfree),
+  return {.used_bytes = block * (status.f_blocks - status.f_bfree),
           .available_bytes = block * status.f_bavail};
 }
 

@@ -11,9 +11,9 @@
 namespace overspill {
 
 struct DiskSpace {
-  uint64_t total_bytes;
   uint64_t used_bytes;
-  uint64_t available_bytes;  ///< to this user
+  uint64_t available_bytes;  ///< to this user; what is reserved for others counts as absent
+  uint64_t total_bytes() const { return used_bytes + available_bytes; }
 };
 DiskSpace read_disk_space(const std::filesystem::path& directory);
 using DiskSpaceReader = std::function<DiskSpace(const std::filesystem::path&)>;

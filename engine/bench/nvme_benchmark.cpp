@@ -65,7 +65,7 @@ class Sweep {
   const std::atomic<bool>& stop_;
   const BenchProgress& progress_;
   SweepGrid grid_;
-  BenchBuffers buffers_;
+  std::optional<BenchBuffers> buffers_;
   std::vector<NumaNode> nodes_;
   size_t most_mixed_ = 0, done_ = 0, total_ = 0;
 };
@@ -91,7 +91,6 @@ Sweep::Sweep(const NvmeBenchOptions& options, const std::atomic<bool>& stop,
       stop_(stop),
       progress_(progress),
       grid_(make_grid(options)),
-      buffers_(bench_page_bytes(options.bytes_per_path), kPagesInMemory),
       nodes_(read_machine().numa_nodes) {
   const size_t alone = alone_points(grid_).size() * kRounds;
   // Which block size will be used for both at once is not known yet; the smallest has most pairs.
@@ -108,10 +107,10 @@ std::unique_ptr<DriveRunner> Sweep::make_runner(const std::vector<fs::path>& pat
   report(target, "writing files");
   const DriveRunner::Options made{.directories = paths,
                                   .bytes_per_drive = options_.bytes_per_path,
-                                  .stripe_bytes = std::min(stripe, buffers_.page_bytes),
+                                  .stripe_bytes = std::min(stripe, buffers_->page_bytes),
                                   .io = {.backend = options_.backend, .wrap = {}},
                                   .stop = &stop_};
-  auto runner = std::make_unique<DriveRunner>(made, buffers_);
+  auto runner = std::make_unique<DriveRunner>(made, *buffers_);
   const double rate = runner->write_first();
   if (target.first_write_rate == 0) target.first_write_rate = rate;
   target.bytes = runner->bytes();
@@ -148,7 +147,7 @@ void Sweep::compare_nodes(DriveRunner& runner, TargetResult& target) {
     const NodeBinding binding(node.index);
     if (!binding.bound()) continue;
     bool placed = true;
-    for (const Arena* arena : {&buffers_.read, &buffers_.write}) {
+    for (const Arena* arena : {&buffers_->read, &buffers_->write}) {
       placed = placed && place_on_node(arena->memory(), arena->bytes(), node.index);
     }
     if (!placed) continue;
@@ -172,6 +171,8 @@ void Sweep::compare_nodes(DriveRunner& runner, TargetResult& target) {
 }
 
 TargetResult Sweep::measure(const std::string& name, const std::vector<fs::path>& paths) {
+  // Anew, because compare_nodes leaves memory on the last node.
+  buffers_.emplace(bench_page_bytes(options_.bytes_per_path), kPagesInMemory);
   TargetResult target;
   target.name = name;
   target.paths = paths;

@@ -1,0 +1,51 @@
+// Binding to a node that exists, and refusals without harm.
+#include "offload/numa_binding.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include "offload/arena.h"
+#include "offload/topology.h"
+
+namespace overspill {
+namespace {
+
+int allowed_cpus() {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  EXPECT_EQ(sched_getaffinity(0, sizeof(cpus), &cpus), 0);
+  return CPU_COUNT(&cpus);
+}
+
+TEST(NodeBinding, RestoresTheThreadsProcessors) {
+  const int before = allowed_cpus();
+  for (const NumaNode& node : read_machine().numa_nodes) {
+    const NodeBinding binding(node.index);
+    if (!binding.bound()) GTEST_SKIP() << "this system does not bind threads";
+    EXPECT_GT(allowed_cpus(), 0);
+  }
+  EXPECT_EQ(allowed_cpus(), before);
+}
+
+TEST(NodeBinding, RefusesANodeThatDoesNotExist) {
+  const int before = allowed_cpus();
+  const NodeBinding binding(9999);
+  EXPECT_FALSE(binding.bound());
+  EXPECT_EQ(allowed_cpus(), before);
+  const Arena arena(1 << 20, "test");
+  EXPECT_FALSE(place_on_node(arena.memory(), arena.bytes(), 9999));
+}
+
+TEST(NodeBinding, MovesMemoryWithItsContent) {
+  const Arena arena(4 << 20, "test");
+  arena.memory()[12345] = std::byte{7};
+  for (const NumaNode& node : read_machine().numa_nodes) {
+    if (!place_on_node(arena.memory(), arena.bytes(), node.index)) {
+      GTEST_SKIP() << "this system does not bind memory";
+    }
+    EXPECT_EQ(arena.memory()[12345], std::byte{7});
+  }
+}
+
+}  // namespace
+}  // namespace overspill

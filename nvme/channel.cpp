@@ -82,12 +82,14 @@ Channel::Channel(const Volume& volume, const IoOptions& options, Integrity* inte
       file_in_flight_(volume.files().size()) {
   CHECK(block_bytes_ > 0 && block_bytes_ % kIoAlignment == 0 && block_bytes_ <= kLargestBlock);
   CHECK(integrity_ == nullptr || integrity_->block_bytes() == block_bytes_);
-  const size_t depth = std::min(options.queue_depth, io_->depth());
-  slots_.resize(depth);
-  free_slots_.resize(depth);
+  depth_ = std::min(options.queue_depth, io_->depth());
+  const size_t slots = integrity_ == nullptr ? depth_ : 2 * size_t{depth_};
+  slots_.resize(slots);
+  free_slots_.resize(slots);
   std::iota(free_slots_.rbegin(), free_slots_.rend(), 0u);
-  batch_.reserve(depth);
-  results_.resize(depth);
+  finished_.reserve(slots);
+  batch_.reserve(slots);
+  results_.resize(depth_);
 }
 
 Channel::~Channel() = default;
@@ -102,6 +104,7 @@ void Channel::transfer(std::span<const Segment> segments, bool write) {
     transfer.total_bytes += segment.bytes;
   }
   batch_.clear();
+  finished_.clear();
   const milliseconds wait =
       timeout_ == kForever ? kForever : std::max(timeout_ / 8, milliseconds(1));
   Clock::time_point checked = Clock::now();
@@ -110,7 +113,12 @@ void Channel::transfer(std::span<const Segment> segments, bool write) {
     if (!transfer.failure) add_requests(transfer);
     if (transfer.failure) batch_.clear();
     submit_batch();
-    if (in_flight_ == 0) break;
+    check_finished(transfer);  // while the drive works on what was just submitted
+    if (in_flight_ == 0) {
+      const bool all_cut = transfer.next_segment == transfer.segments.size();
+      if (batch_.empty() && (all_cut || transfer.failure)) break;
+      continue;
+    }
     const size_t count = io_->reap(results_, wait);
     CHECK(count <= in_flight_);
     in_flight_ -= static_cast<uint32_t>(count);
@@ -129,9 +137,10 @@ void Channel::transfer(std::span<const Segment> segments, bool write) {
   CHECK(transfer.done_bytes == transfer.total_bytes);
 }
 
-/// Adds requests to the batch until no slot is free or the segments end.
+/// Adds requests to the batch until the queue is full or the segments end.
 void Channel::add_requests(Transfer& transfer) {
-  while (!free_slots_.empty() && transfer.next_segment < transfer.segments.size()) {
+  while (!free_slots_.empty() && in_flight_ + batch_.size() < depth_ &&
+         transfer.next_segment < transfer.segments.size()) {
     const Segment& segment = transfer.segments[transfer.next_segment];
     if (transfer.next_byte == segment.bytes) {
       CHECK(integrity_ == nullptr || transfer.place.within == 0);  // whole regions
@@ -194,17 +203,20 @@ void Channel::cut_request(Transfer& transfer, const Volume::Place& place) {
   }
 }
 
+/// Submits what the queue has room for; requests that are read again wait for it.
 void Channel::submit_batch() {
-  if (batch_.empty()) return;
+  const size_t count = std::min<size_t>(batch_.size(), depth_ - in_flight_);
+  if (count == 0) return;
+  const std::span<const IoRequest> requests = std::span(batch_).first(count);
   const Clock::time_point now = Clock::now();
-  for (const IoRequest& request : batch_) {
+  for (const IoRequest& request : requests) {
     slots_[request.tag].submitted = true;
     slots_[request.tag].start = now;
   }
-  io_->submit(batch_);
-  in_flight_ += static_cast<uint32_t>(batch_.size());
-  stats_.requests += batch_.size();
-  batch_.clear();
+  io_->submit(requests);
+  in_flight_ += static_cast<uint32_t>(count);
+  stats_.requests += count;
+  batch_.erase(batch_.begin(), batch_.begin() + static_cast<ptrdiff_t>(count));
 }
 
 /// Takes one completion: frees its slot, or puts what is left of it into the batch again.
@@ -241,15 +253,22 @@ void Channel::take_moved_bytes(uint32_t bytes, Slot& slot, Transfer& transfer) {
   request.bytes -= bytes;
   if (bytes > 0) slot.tries = 0;
   if (request.bytes == 0) {
-    if (check_content(slot, transfer)) free_slot(slot);
+    if (integrity_ == nullptr || request.write) return free_slot(slot);
+    finished_.push_back(static_cast<uint32_t>(request.tag));
   } else if (bytes > 0 && !transfer.failure) {
     batch_.push_back(request);
   }
 }
 
-/// Whether a finished request is done; false when it is read again.
-bool Channel::check_content(Slot& slot, Transfer& transfer) {
-  if (integrity_ == nullptr || transfer.write || transfer.failure) return true;
+void Channel::check_finished(Transfer& transfer) {
+  for (const uint32_t index : finished_) {
+    if (!transfer.failure) check_content(slots_[index], transfer);
+  }
+  finished_.clear();
+}
+
+/// Ends a finished read, or has it read again.
+void Channel::check_content(Slot& slot, Transfer& transfer) {
   if (integrity_->matches(slot.place, whole(slot))) {
     if (slot.reread) {
       log_warning(
@@ -258,7 +277,7 @@ bool Channel::check_content(Slot& slot, Transfer& transfer) {
           slot.bytes, slot.request.offset - slot.bytes,
           volume_.files()[slot.request.file].path().string());
     }
-    return true;
+    return free_slot(slot);
   }
   transfer.done_bytes -= slot.bytes;
   IoRequest& request = slot.request;
@@ -266,7 +285,7 @@ bool Channel::check_content(Slot& slot, Transfer& transfer) {
     transfer.failure = {.kind = Failure::Kind::content,
                         .slot = slot,
                         .text = integrity_->describe(slot.place, whole(slot))};
-    return true;
+    return;
   }
   request.offset -= slot.bytes;
   request.memory -= slot.bytes;
@@ -274,7 +293,6 @@ bool Channel::check_content(Slot& slot, Transfer& transfer) {
   slot.reread = true;
   ++stats_.rereads;
   batch_.push_back(request);
-  return false;
 }
 
 std::span<std::byte> Channel::whole(const Slot& slot) const {

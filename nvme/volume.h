@@ -128,7 +128,8 @@ class Channel {
   void submit_batch();
   void finish(const IoResult& result, Transfer& transfer);
   void take_moved_bytes(uint32_t bytes, Slot& slot, Transfer& transfer);
-  bool check_content(Slot& slot, Transfer& transfer);
+  void check_finished(Transfer& transfer);
+  void check_content(Slot& slot, Transfer& transfer);
   void free_slot(Slot& slot);
   void look_for_stuck(Transfer& transfer);
   std::span<std::byte> whole(const Slot& slot) const;
@@ -144,9 +145,12 @@ class Channel {
   uint32_t in_flight_ = 0;
   uint32_t write_depth_;
   std::vector<uint32_t> file_in_flight_;  ///< by file, from cutting to the end
-  // One slot per request in flight. Sized once: a transfer allocates nothing.
+  uint32_t depth_;
+  // One slot per request in flight, and as many for those whose content is checked meanwhile. Sized
+  // once: a transfer allocates nothing.
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_slots_;
+  std::vector<uint32_t> finished_;  ///< slots to be checked
   std::vector<IoRequest> batch_;
   std::vector<IoResult> results_;
 };

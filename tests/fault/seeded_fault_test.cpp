@@ -99,6 +99,33 @@ class SeededFaults : public testing::Test {
     programs_ = {plan_step(layout_, {true, true, false, false, kBatches}),
                  plan_step(layout_, {true, true, true, true, kBatches}),
                  plan_step(layout_, {false, false, true, false, kBatches})};
+    draw_start();
+  }
+  /// Draws the weights once; runs copy them.
+  void draw_start() {
+    PageStore store(layout_, {{root_}, {}});
+    initialize_weights(store, 3);
+    for (uint32_t i = 0; i < layout_.pages.size(); ++i) {
+      if (start_bytes({i}) == 0) continue;
+      const std::span<std::byte> page = store.load({i}, start_bytes({i}));
+      start_.emplace_back(page.begin(), page.end());
+    }
+  }
+  /// Bytes of a page that are there before the first step: weights and remainders.
+  uint64_t start_bytes(PageId id) const {
+    const Page& page = layout_.page(id);
+    if (page.kind == PageKind::weight) return page.bytes;
+    if (page.kind != PageKind::optimizer) return 0;
+    return layout_.chunk(page.layer, page.index).parameters * layout_.options.remainder_bytes();
+  }
+  void store_start(PageStore& store) const {
+    size_t next = 0;
+    for (uint32_t i = 0; i < layout_.pages.size(); ++i) {
+      if (start_bytes({i}) == 0) continue;
+      const std::vector<std::byte>& bytes = start_[next++];
+      std::ranges::copy(bytes, store.buffer({i}).begin());
+      store.store({i}, bytes.size());
+    }
   }
   void TearDown() override {
     fs::remove_all(root_);
@@ -110,7 +137,7 @@ class SeededFaults : public testing::Test {
     PageStore store(layout_, {{root_}, io});
     Llama llama(model_, DType::bf16, {2, 16}, host_kernels());
     llama.set_scratch(store.address(layout_.scratch));
-    initialize_weights(store, 3);
+    store_start(store);
     Executor executor(store, llama);
     Outcome outcome;
     StepContext context;
@@ -138,6 +165,7 @@ class SeededFaults : public testing::Test {
   ModelShape model_;
   Layout layout_;
   std::vector<Program> programs_;
+  std::vector<std::vector<std::byte>> start_;  // per page that is there before the first step
   std::vector<int32_t> tokens_, targets_;
 };
 

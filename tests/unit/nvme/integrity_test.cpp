@@ -206,6 +206,19 @@ TEST_F(IntegrityTest, ReadsAFlippedBitOnceMore) {
   }
 }
 
+TEST_F(IntegrityTest, ReadsManyFlippedBlocksOnceMoreWithinItsDepth) {
+  open(1, kMiB, {.faults = {{.kind = FaultKind::bit_flip, .request = 8, .times = 8}}});
+  options_.block_size = 64 * kKiB;
+  integrity_ = std::make_unique<Integrity>(*volume_, options_.block_size,
+                                           std::vector<Integrity::Region>{{0, kPage}},
+                                           [](size_t) { return "the page"; });
+  channel_ = std::make_unique<Channel>(*volume_, options_, integrity_.get());
+  write(0, 1);
+  EXPECT_EQ(failure(0), "");
+  EXPECT_EQ(std::vector<std::byte>(memory_.get(), memory_.get() + kPage), content(1));
+  EXPECT_GT(channel_->stats().rereads, 3u);
+}
+
 TEST_F(IntegrityTest, LanesOfDifferentPagesShareTheTable) {
   open(2, 64 * kKiB);
   write(0, 1);

@@ -24,7 +24,7 @@ namespace {
 
 constexpr const char* kExamples =
     "\nWrites a file of --size per path (the names are removed at once, so nothing stays behind),\n"
-    "measures every path alone, then all together. A full sweep takes about 3 minutes per path.\n"
+    "measures every path alone, then all together. A full sweep takes about 2 minutes per path.\n"
     "\nExamples:\n"
     "  overspill bench nvme --path /mnt/nvme0\n"
     "  overspill bench nvme --path /mnt/nvme0 --path /mnt/nvme1 --html drives.html\n"

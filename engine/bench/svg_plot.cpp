@@ -4,20 +4,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <iterator>
 
 namespace overspill {
 namespace {
 
 // Okabe and Ito 2008, without their yellow, which is too pale on white.
-constexpr std::array<const char*, 7> kColours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
-                                                 "#e69f00", "#56b4e9", "#444444"};
+constexpr const char* kColours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
+                                    "#e69f00", "#56b4e9", "#444444"};
 constexpr double kWidth = 460, kHeight = 280;
 constexpr double kLeft = 48, kRight = 12, kTop = 34, kBottom = 66;
 constexpr double kPlotWidth = kWidth - kLeft - kRight, kPlotHeight = kHeight - kTop - kBottom;
 
-const char* colour(size_t index) { return kColours[index % kColours.size()]; }
+const char* colour(size_t index) { return kColours[index % std::size(kColours)]; }
 
 /// The largest value of the axis and the distance of its lines: 1, 2 or 5 times a power of ten.
 struct Scale {

@@ -47,6 +47,9 @@ class AsyncIo {
   /// none came within `timeout`, or none is in flight.
   virtual size_t reap(std::span<IoResult> results,
                       std::chrono::milliseconds timeout = kForever) = 0;
+  /// A hint for the next reap() calls: the caller has nothing to do before so many of the requests
+  /// in flight are done, and need not be woken for each.
+  virtual void wait_for(uint32_t completions) { (void)completions; }
   /// Asks for an early end of all that is in flight. Each request still has to be reaped: with
   /// ECANCELED, or with its outcome where it could not be stopped.
   virtual void cancel() = 0;

@@ -119,6 +119,7 @@ void Channel::transfer(std::span<const Segment> segments, bool write) {
       if (batch_.empty() && (all_cut || transfer.failure)) break;
       continue;
     }
+    io_->wait_for(worth_waking_for(transfer));
     const size_t count = io_->reap(results_, wait);
     CHECK(count <= in_flight_);
     in_flight_ -= static_cast<uint32_t>(count);
@@ -135,6 +136,13 @@ void Channel::transfer(std::span<const Segment> segments, bool write) {
     fail_transfer(transfer);
   }
   CHECK(transfer.done_bytes == transfer.total_bytes);
+}
+
+/// With everything submitted and nothing to sum, the end of the transfer is what counts.
+uint32_t Channel::worth_waking_for(const Transfer& transfer) const {
+  const bool all_cut = transfer.next_segment == transfer.segments.size();
+  const bool sums = integrity_ != nullptr && !transfer.write;
+  return all_cut && !sums && !transfer.failure ? in_flight_ : 1;
 }
 
 /// Adds requests to the batch until the queue is full or the segments end.

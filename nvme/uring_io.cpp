@@ -50,6 +50,7 @@ class UringIo final : public AsyncIo {
   uint32_t depth() const override { return depth_; }
   void submit(std::span<const IoRequest> requests) override;
   size_t reap(std::span<IoResult> results, milliseconds timeout) override;
+  void wait_for(uint32_t completions) override { wanted_ = completions; }
   void cancel() override;
 
   /// Moves the first page of every file, through a registered buffer where there are any.
@@ -65,8 +66,8 @@ class UringIo final : public AsyncIo {
   /// Hands all prepared entries to the kernel; returns 0 or the errno that will not pass.
   int enter();
   size_t take_ready(std::span<IoResult> results);
-  /// False when nothing completed until then.
-  bool wait_for_one(Clock::time_point end);
+  /// False when fewer than wanted_ completed until then.
+  bool wait_for_wanted(Clock::time_point end);
 
   io_uring ring_;
   uint32_t depth_;
@@ -74,6 +75,7 @@ class UringIo final : public AsyncIo {
   const io_backend::ProbePage page_ = io_backend::make_probe_page();
   bool registered_ = false;
   uint32_t in_flight_ = 0;          // handed to the kernel, not reaped
+  uint32_t wanted_ = 1;             // completions worth waking up for
   int broken_ = 0;                  // errno after which nothing is submitted any more
   std::vector<iovec> buffers_;      // registered, by address
   std::vector<uint64_t> tags_;      // of the requests in the kernel, by their user_data
@@ -202,17 +204,18 @@ size_t UringIo::take_ready(std::span<IoResult> results) {
   return taken;
 }
 
-bool UringIo::wait_for_one(Clock::time_point end) {
+bool UringIo::wait_for_wanted(Clock::time_point end) {
   io_uring_cqe* first = nullptr;
+  const uint32_t wanted = std::clamp(wanted_, 1u, std::max(in_flight_, 1u));
   for (;;) {
     int outcome;
     if (end == Clock::time_point::max()) {
-      outcome = io_uring_wait_cqe(&ring_, &first);
+      outcome = io_uring_wait_cqes(&ring_, &first, wanted, nullptr, nullptr);
     } else {
       const auto left = std::max(Clock::duration{0}, end - Clock::now());
       const auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
       __kernel_timespec limit{.tv_sec = nanoseconds / kSecond, .tv_nsec = nanoseconds % kSecond};
-      outcome = io_uring_wait_cqe_timeout(&ring_, &first, &limit);
+      outcome = io_uring_wait_cqes(&ring_, &first, wanted, &limit, nullptr);
     }
     if (outcome == 0) return true;
     if (outcome == -ETIME) return false;
@@ -234,10 +237,10 @@ size_t UringIo::reap(std::span<IoResult> results, milliseconds timeout) {
   if (in_flight_ == 0) return 0;
   if (const size_t count = take_ready(results); count > 0) return count;
   const auto end = timeout == kForever ? Clock::time_point::max() : Clock::now() + timeout;
-  while (wait_for_one(end)) {
+  while (wait_for_wanted(end)) {
     if (const size_t count = take_ready(results); count > 0) return count;
   }
-  return 0;
+  return take_ready(results);
 }
 
 void UringIo::cancel() {

@@ -125,6 +125,7 @@ class Channel {
   void add_requests(Transfer& transfer);
   bool has_room(uint32_t file, bool write) const;
   void cut_request(Transfer& transfer, const Volume::Place& place);
+  uint32_t worth_waking_for(const Transfer& transfer) const;
   void submit_batch();
   void finish(const IoResult& result, Transfer& transfer);
   void take_moved_bytes(uint32_t bytes, Slot& slot, Transfer& transfer);

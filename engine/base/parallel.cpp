@@ -48,8 +48,7 @@ tbb::task_arena& arena() {
 }
 
 void run_tasks(uint64_t count, const std::function<void(uint64_t)>& task) {
-  arena().execute(
-      [&] { tbb::parallel_for(uint64_t{0}, count, task, tbb::simple_partitioner()); });
+  arena().execute([&] { tbb::parallel_for(uint64_t{0}, count, task, tbb::simple_partitioner()); });
 }
 
 uint32_t current_slot() {
@@ -90,9 +89,8 @@ void parallel_for(uint64_t count, const std::function<void(uint64_t)>& task) {
 
 void parallel_blocks(uint64_t size, uint64_t block,
                      const std::function<void(uint64_t, uint64_t)>& task) {
-  parallel_for((size + block - 1) / block, [&](uint64_t i) {
-    task(i * block, std::min(size, (i + 1) * block));
-  });
+  parallel_for((size + block - 1) / block,
+               [&](uint64_t i) { task(i * block, std::min(size, (i + 1) * block)); });
 }
 
 }  // namespace overspill

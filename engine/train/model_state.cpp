@@ -132,22 +132,23 @@ void check_model_tensors(const ModelShape& model, const ModelTensors& tensors) {
 
 void load_weights(PageStore& store, const ModelTensors& tensors) {
   check_model_tensors(store.layout().model, tensors);
-  fill_masters(store, "loading weights", [&](const Piece& piece, uint64_t begin,
-                                            std::span<float> out) {
-    tensors.read_floats(piece.tensor->name, begin, out);
-  });
+  fill_masters(store, "loading weights",
+               [&](const Piece& piece, uint64_t begin, std::span<float> out) {
+                 tensors.read_floats(piece.tensor->name, begin, out);
+               });
 }
 
 void initialize_weights(PageStore& store, uint64_t seed) {
   const auto range = static_cast<float>(store.layout().model.config.initializer_range);
-  fill_masters(store, "drawing weights", [&](const Piece& piece, uint64_t begin,
-                                            std::span<float> out) {
-    if (!piece.tensor->decay) return std::fill(out.begin(), out.end(), 1.0f);
-    const uint64_t key = mix64(seed) ^ mix64(piece.tensor_index + 1);
-    parallel_blocks(out.size(), 1 << 14, [&](uint64_t first, uint64_t last) {
-      for (uint64_t i = first; i < last; ++i) out[i] = range * random_normal(key, begin + i);
-    });
-  });
+  fill_masters(store, "drawing weights",
+               [&](const Piece& piece, uint64_t begin, std::span<float> out) {
+                 if (!piece.tensor->decay) return std::fill(out.begin(), out.end(), 1.0f);
+                 const uint64_t key = mix64(seed) ^ mix64(piece.tensor_index + 1);
+                 parallel_blocks(out.size(), 1 << 14, [&](uint64_t first, uint64_t last) {
+                   for (uint64_t i = first; i < last; ++i)
+                     out[i] = range * random_normal(key, begin + i);
+                 });
+               });
 }
 
 void export_weights(PageStore& store, const std::filesystem::path& directory) {

@@ -13,9 +13,9 @@ namespace {
 
 TEST(ParseDuration, ReadsWhatFormatDurationWrites) {
   using std::chrono::milliseconds;
-  const std::vector<std::pair<std::string, int64_t>> cases = {
-      {"0ms", 0}, {"1500ms", 1500}, {"30s", 30'000}, {"90s", 90'000}, {"5m", 300'000},
-      {"2h", 7200'000}};
+  const std::vector<std::pair<std::string, int64_t>> cases = {{"0ms", 0},      {"1500ms", 1500},
+                                                              {"30s", 30'000}, {"90s", 90'000},
+                                                              {"5m", 300'000}, {"2h", 7200'000}};
   for (const auto& [text, count] : cases) {
     EXPECT_EQ(parse_duration(text), milliseconds(count)) << text;
     EXPECT_EQ(format_duration(milliseconds(count)), text);

@@ -17,6 +17,7 @@
 #include "engine/base/random.h"
 #include "engine/base/units.h"
 #include "nvme/volume.h"
+#include "tests/fault/disk_fixture.h"
 
 namespace overspill {
 namespace {
@@ -41,21 +42,9 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-class NvmeFault : public testing::Test {
+class NvmeFault : public test::DiskTest {
  protected:
   static constexpr uint64_t kBytes = 64 * kKiB;  // 16 requests of 4 KiB
-
-  void SetUp() override {
-    std::string name = fs::temp_directory_path() / "overspill-fault-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
-  }
-  void TearDown() override {
-    for (auto command = undo_.rbegin(); command != undo_.rend(); ++command) {
-      EXPECT_TRUE(shell(*command)) << *command;
-    }
-    fs::remove_all(root_);
-  }
 
   static IoOptions options(const FaultPlan& plan, uint32_t depth, uint64_t block = 4096) {
     IoOptions made;
@@ -78,36 +67,6 @@ class NvmeFault : public testing::Test {
     }
     return "";
   }
-
-  /// The trimmed output of a shell command, or nothing when it failed.
-  static std::optional<std::string> shell(const std::string& command) {
-    FILE* pipe = popen((command + " 2>/dev/null").c_str(), "r");
-    if (pipe == nullptr) return std::nullopt;
-    std::string output;
-    std::array<char, 256> line;
-    while (fgets(line.data(), line.size(), pipe) != nullptr) output += line.data();
-    if (pclose(pipe) != 0) return std::nullopt;
-    while (!output.empty() && output.back() == '\n') output.pop_back();
-    return output;
-  }
-
-  /// Mounts a new ext4 of `mebibytes` whose backing file is root_/disk; false when not permitted.
-  bool mount_small_disk(int mebibytes) {
-    const std::string disk = root_ / "disk", mounted = root_ / "mnt";
-    fs::create_directory(mounted);
-    if (!shell("truncate -s " + std::to_string(mebibytes) + "M " + disk)) return false;
-    if (!shell("mkfs.ext4 -q -m 0 -O ^has_journal " + disk)) return false;
-    const auto device = shell("losetup -f --show " + disk);
-    if (!device) return false;
-    undo_.push_back("losetup -d " + *device);
-    if (!shell("mount " + *device + " " + mounted)) return false;
-    // A deleted swap file that something still holds open makes the first one fail.
-    undo_.push_back("umount " + mounted + " || { umount -l " + mounted + "; false; }");
-    return true;
-  }
-
-  fs::path root_;
-  std::vector<std::string> undo_;
 };
 
 TEST_F(NvmeFault, EveryRequestMayFailAndTheNextTransferWorks) {
@@ -277,7 +236,7 @@ TEST_F(NvmeFault, ReportsASwapFileThatWasCutShort) {
 
 TEST_F(NvmeFault, RefusesADriveThatIsTooSmallAndLeavesNothing) {
   if (!mount_small_disk(32)) GTEST_SKIP() << "loop devices and mount are not permitted here";
-  const fs::path small = root_ / "mnt";
+  const fs::path small = root_ / "small";
   fs::create_directory(root_ / "large");
   const auto free_before = fs::space(small).available;
   try {
@@ -304,7 +263,7 @@ TEST_F(NvmeFault, ReportsARealInputOutputError) {
   if (!mount_small_disk(64)) GTEST_SKIP() << "loop devices and mount are not permitted here";
   for (const IoBackend backend : {IoBackend::automatic, IoBackend::threads}) {
     const uint64_t bytes = 32 * kMiB;
-    const Volume volume({.directories = {root_ / "mnt"}, .capacity_bytes = bytes});
+    const Volume volume({.directories = {root_ / "small"}, .capacity_bytes = bytes});
     if (!volume.direct()) GTEST_SKIP() << "no O_DIRECT on " << root_;
     IoOptions options;
     options.backend = backend;

@@ -23,6 +23,7 @@
 #include "engine/base/units.h"
 #include "engine/train/trainer.h"
 #include "tests/fault/child_process.h"
+#include "tests/fault/disk_fixture.h"
 
 namespace overspill::test {
 
@@ -118,13 +119,11 @@ inline void expect_same_results(const FinishedRun& left, const FinishedRun& righ
 }
 
 /// A temporary directory with a tiny model's shape and tokens; removed at the end.
-class TrainingTest : public testing::Test {
+class TrainingTest : public DiskTest {
  protected:
   void SetUp() override {
     set_log_level(LogLevel::off);
-    std::string name = (fs::temp_directory_path() / "overspill-training-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
+    ASSERT_NO_FATAL_FAILURE(DiskTest::SetUp());
     for (const bool tied : {true, false}) {
       fs::create_directory(shape_of(tied));
       put_file(shape_of(tied) / "config.json", shape_json(tied).dump());
@@ -133,10 +132,7 @@ class TrainingTest : public testing::Test {
     put_file(root_ / "val.bin", token_bytes(601, 2));
   }
   void TearDown() override {
-    for (auto command = undo_.rbegin(); command != undo_.rend(); ++command) {
-      EXPECT_TRUE(shell(*command)) << *command;
-    }
-    fs::remove_all(root_);
+    DiskTest::TearDown();
     set_log_level(LogLevel::info);
   }
 
@@ -257,37 +253,9 @@ class TrainingTest : public testing::Test {
     return Child(root_, arguments, options);
   }
 
-  /// The trimmed output of a shell command, or nothing when it failed.
-  static std::optional<std::string> shell(const std::string& command) {
-    FILE* pipe = popen((command + " 2>/dev/null").c_str(), "r");
-    if (pipe == nullptr) return std::nullopt;
-    std::string output;
-    std::array<char, 256> line;
-    while (fgets(line.data(), line.size(), pipe) != nullptr) output += line.data();
-    if (pclose(pipe) != 0) return std::nullopt;
-    while (!output.empty() && output.back() == '\n') output.pop_back();
-    return output;
-  }
-  /// Mounts a new ext4 of `mebibytes` on root_/small; false when not permitted.
-  bool mount_small_disk(int mebibytes) {
-    const std::string disk = root_ / "disk", mounted = root_ / "small";
-    fs::create_directory(mounted);
-    if (!shell("truncate -s " + std::to_string(mebibytes) + "M " + disk)) return false;
-    if (!shell("mkfs.ext4 -q -m 0 -O ^has_journal " + disk)) return false;
-    const auto device = shell("losetup -f --show " + disk);
-    if (!device) return false;
-    undo_.push_back("losetup -d " + *device);
-    if (!shell("mount " + *device + " " + mounted)) return false;
-    // A deleted swap file that something still holds open makes the first one fail.
-    undo_.push_back("umount " + mounted + " || { umount -l " + mounted + "; false; }");
-    return true;
-  }
-
   static constexpr uint64_t kVocabulary = 300;
-  fs::path root_;
 
  private:
-  std::vector<std::string> undo_;
   int runs_ = 0;
 };
 

@@ -16,6 +16,7 @@
 #include "engine/base/random.h"
 #include "engine/base/units.h"
 #include "nvme/volume.h"
+#include "tests/fault/disk_fixture.h"
 
 namespace overspill {
 namespace {
@@ -26,31 +27,8 @@ struct Freed {
   void operator()(std::byte* memory) const { std::free(memory); }
 };
 
-class RawDevice : public testing::Test {
+class RawDevice : public test::DiskTest {
  protected:
-  void SetUp() override {
-    std::string name = fs::temp_directory_path() / "overspill-raw-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
-  }
-  void TearDown() override {
-    for (auto command = undo_.rbegin(); command != undo_.rend(); ++command) {
-      EXPECT_TRUE(shell(*command)) << *command;
-    }
-    fs::remove_all(root_);
-  }
-
-  static std::optional<std::string> shell(const std::string& command) {
-    FILE* pipe = popen((command + " 2>/dev/null").c_str(), "r");
-    if (pipe == nullptr) return std::nullopt;
-    std::string output;
-    std::array<char, 256> line;
-    while (fgets(line.data(), line.size(), pipe) != nullptr) output += line.data();
-    if (pclose(pipe) != 0) return std::nullopt;
-    while (!output.empty() && output.back() == '\n') output.pop_back();
-    return output;
-  }
-
   /// A new loop device of 16 MiB; empty when not permitted.
   std::string make_device(int sector_bytes = 512) {
     const std::string file = root_ / ("disk" + std::to_string(undo_.size()));
@@ -78,9 +56,6 @@ class RawDevice : public testing::Test {
     if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
     return testing::AssertionFailure() << "\"" << text << "\" lacks \"" << part << "\"";
   }
-
-  fs::path root_;
-  std::vector<std::string> undo_;
 };
 
 constexpr const char* kNoLoop = "loop devices are not permitted here";

@@ -4,6 +4,7 @@
 #include <cblas.h>
 
 #include <cstdint>
+#include <mutex>
 
 namespace overspill::host {
 
@@ -12,8 +13,11 @@ inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, uint64_t m, uint64_t n,
                  float alpha, const float* a, uint64_t lda, const float* b, uint64_t ldb,
                  float beta, float* c, uint64_t ldc) {
   // OpenBLAS must not split the product: tasks are the only parallelism here. Its OpenMP build
-  // keeps the number of threads per calling thread.
+  // keeps the number of threads per calling thread. Setting it frees shared buffers without a lock:
+  // two threads at once could free one that a third has just taken, and products would be garbage.
   thread_local const bool one_thread = [] {
+    static std::mutex mutex;
+    const std::lock_guard lock(mutex);
     openblas_set_num_threads(1);
     return true;
   }();

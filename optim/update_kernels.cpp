@@ -1,0 +1,320 @@
+// The update of whole blocks, written once with Google Highway and compiled for each of its
+// targets. Every target gives the same bits: only +, -, *, / and sqrt are used, which IEEE 754
+// rounds correctly, never a fused multiply-add (the project compiles with -ffp-contract=off), and a
+// block's maximum does not depend on the order. Rounding follows optim/moment_formats.h operation
+// by operation. Moments in 8 bits take two passes over a block that stays in the first-level cache.
+#include "optim/update_kernels.h"
+
+#include "optim/moment_formats.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "optim/update_kernels.cpp"
+#define HWY_DISABLED_TARGETS HWY_SSSE3  // such processors use the portable target
+#include <hwy/foreach_target.h>
+// foreach_target must come before highway.
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace overspill {
+namespace HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using FloatTag = hn::ScalableTag<float>;
+using WordTag = hn::RebindToUnsigned<FloatTag>;
+using HalfTag = hn::Rebind<uint16_t, FloatTag>;
+using ByteTag = hn::Rebind<uint8_t, FloatTag>;
+using FloatVector = hn::Vec<FloatTag>;
+using WordVector = hn::Vec<WordTag>;
+constexpr FloatTag kFloats;
+constexpr WordTag kWords;
+constexpr HalfTag kHalves;
+constexpr ByteTag kBytes;
+
+template <class T>
+HWY_INLINE T* as(std::byte* bytes) {
+  return reinterpret_cast<T*>(bytes);
+}
+template <class T>
+HWY_INLINE const T* as(const std::byte* bytes) {
+  return reinterpret_cast<const T*>(bytes);
+}
+
+HWY_INLINE WordVector load_halves(const std::byte* array, size_t i) {
+  return hn::PromoteTo(kWords, hn::LoadU(kHalves, as<uint16_t>(array) + i));
+}
+/// Stores the low halves.
+HWY_INLINE void store_halves(WordVector words, std::byte* array, size_t i) {
+  hn::StoreU(hn::TruncateTo(kHalves, words), kHalves, as<uint16_t>(array) + i);
+}
+HWY_INLINE FloatVector load_bf16(const std::byte* array, size_t i) {
+  return hn::BitCast(kFloats, hn::ShiftLeft<16>(load_halves(array, i)));
+}
+HWY_INLINE WordVector load_bytes(const std::byte* array, size_t i) {
+  return hn::PromoteTo(kWords, hn::LoadU(kBytes, as<uint8_t>(array) + i));
+}
+HWY_INLINE void store_bytes(WordVector words, std::byte* array, size_t i) {
+  hn::StoreU(hn::TruncateTo(kBytes, words), kBytes, as<uint8_t>(array) + i);
+}
+
+template <MasterFormat kMaster>
+HWY_INLINE FloatVector load_master(const UpdateBlocks& a, size_t i) {
+  if constexpr (kMaster == MasterFormat::float32) {
+    return hn::LoadU(kFloats, as<float>(a.weight) + i);
+  } else {
+    const hn::RebindToSigned<FloatTag> integers;
+    const hn::Rebind<int16_t, FloatTag> shorts;
+    const auto remainder = hn::PromoteTo(integers, hn::LoadU(shorts, as<int16_t>(a.remainder) + i));
+    const auto weight = hn::ShiftLeft<16>(load_halves(a.weight, i));
+    return hn::BitCast(kFloats, hn::Add(weight, hn::BitCast(kWords, remainder)));
+  }
+}
+
+template <MasterFormat kMaster>
+HWY_INLINE void store_master(FloatVector master, const UpdateBlocks& a, size_t i) {
+  if constexpr (kMaster == MasterFormat::float32) {
+    hn::StoreU(master, kFloats, as<float>(a.weight) + i);
+  } else {
+    const auto bits = hn::BitCast(kWords, master);
+    const auto nearest = hn::Add(bits, hn::Set(kWords, 0x8000u));
+    store_halves(hn::ShiftRight<16>(nearest), a.weight, i);
+    store_halves(bits, a.remainder, i);
+  }
+}
+
+template <MasterFormat kMaster>
+HWY_INLINE FloatVector load_gradient(const UpdateBlocks& a, size_t i) {
+  if constexpr (kMaster == MasterFormat::float32) {
+    return hn::LoadU(kFloats, as<float>(a.gradient) + i);
+  } else {
+    return load_bf16(a.gradient, i);
+  }
+}
+
+/// One vector of parameters: returns the new masters and changes the moments.
+template <OptimizerKind kKind, bool kMomentum>
+HWY_INLINE FloatVector update(const UpdateBlocks& a, FloatVector p, FloatVector g, FloatVector& m,
+                              FloatVector& v) {
+  const auto set = [](float value) HWY_ATTR { return hn::Set(kFloats, value); };
+  g = hn::Mul(g, set(a.gradient_scale));
+  if constexpr (kKind == OptimizerKind::adamw) {
+    p = hn::Mul(p, set(a.decay));
+    m = hn::Add(m, hn::Mul(set(a.one_minus_beta1), hn::Sub(g, m)));
+    v = hn::Add(hn::Mul(set(a.beta2), v), hn::Mul(hn::Mul(set(a.one_minus_beta2), g), g));
+    const auto root = hn::Mul(hn::Sqrt(v), set(a.inverse_sqrt_bias2));
+    const auto ratio = hn::Div(m, hn::Add(root, set(a.epsilon)));
+    return hn::Sub(p, hn::Mul(set(a.step_size), ratio));
+  } else if constexpr (kKind == OptimizerKind::lion) {
+    p = hn::Mul(p, set(a.decay));
+    const auto direction = hn::Add(hn::Mul(set(a.beta1), m), hn::Mul(set(a.one_minus_beta1), g));
+    const auto moves = hn::Ne(direction, hn::Zero(kFloats));
+    m = hn::Add(hn::Mul(set(a.beta2), m), hn::Mul(set(a.one_minus_beta2), g));
+    return hn::Sub(p, hn::IfThenElseZero(moves, hn::CopySign(set(a.step_size), direction)));
+  } else {
+    g = hn::Add(g, hn::Mul(set(a.decay), p));
+    if constexpr (kMomentum) {
+      m = hn::Add(hn::Mul(set(a.beta1), m), g);
+      g = m;
+    }
+    return hn::Sub(p, hn::Mul(set(a.step_size), g));
+  }
+}
+
+template <OptimizerKind kKind, bool kMomentum>
+struct Has {
+  static constexpr bool first = kKind != OptimizerKind::sgd || kMomentum;
+  static constexpr bool second = kKind == OptimizerKind::adamw;
+};
+
+template <OptimizerKind kKind, MasterFormat kMaster, bool kMomentum>
+void update_float32(UpdateBlocks a) {
+  using Moments = Has<kKind, kMomentum>;
+  const size_t size = a.blocks * kStateBlock;
+  for (size_t i = 0; i < size; i += hn::Lanes(kFloats)) {
+    auto m = hn::Zero(kFloats), v = hn::Zero(kFloats);
+    if constexpr (Moments::first) m = hn::LoadU(kFloats, as<float>(a.first) + i);
+    if constexpr (Moments::second) v = hn::LoadU(kFloats, as<float>(a.second) + i);
+    const auto p =
+        update<kKind, kMomentum>(a, load_master<kMaster>(a, i), load_gradient<kMaster>(a, i), m, v);
+    store_master<kMaster>(p, a, i);
+    if constexpr (Moments::first) hn::StoreU(m, kFloats, as<float>(a.first) + i);
+    if constexpr (Moments::second) hn::StoreU(v, kFloats, as<float>(a.second) + i);
+  }
+}
+
+/// rounding_bits of the lanes' parameters; `counter` holds the low word of the key plus index
+/// times kIndexStride.
+HWY_INLINE WordVector mix(WordVector counter, uint32_t high_key) {
+  auto bits = hn::Xor(counter, hn::ShiftRight<16>(counter));
+  bits = hn::Xor(hn::Mul(bits, hn::Set(kWords, kMix1)), hn::Set(kWords, high_key));
+  bits = hn::Mul(hn::Xor(bits, hn::ShiftRight<15>(bits)), hn::Set(kWords, kMix2));
+  return hn::Xor(bits, hn::ShiftRight<16>(bits));
+}
+HWY_INLINE WordVector first_counter(uint64_t key) {
+  const auto strides = hn::Mul(hn::Iota(kWords, 0), hn::Set(kWords, kIndexStride));
+  return hn::Add(strides, hn::Set(kWords, static_cast<uint32_t>(key)));
+}
+HWY_INLINE WordVector next_counter(WordVector counter) {
+  const auto lanes = static_cast<uint32_t>(hn::Lanes(kWords));
+  return hn::Add(counter, hn::Set(kWords, lanes * kIndexStride));
+}
+HWY_INLINE WordVector low_half(WordVector bits) { return hn::And(bits, hn::Set(kWords, 0xffffu)); }
+
+template <OptimizerKind kKind, MasterFormat kMaster>
+void update_bf16(UpdateBlocks a) {
+  constexpr bool kSecond = Has<kKind, true>::second;
+  for (size_t block = 0; block < a.blocks; ++block) {
+    const uint64_t key = block_rounding_key(a.step_key, a.layer, a.first_block + block);
+    auto counter = first_counter(key);
+    const size_t end = (block + 1) * kStateBlock;
+    for (size_t i = end - kStateBlock; i < end; i += hn::Lanes(kFloats)) {
+      auto m = load_bf16(a.first, i), v = hn::Zero(kFloats);
+      if constexpr (kSecond) v = load_bf16(a.second, i);
+      const auto p =
+          update<kKind, true>(a, load_master<kMaster>(a, i), load_gradient<kMaster>(a, i), m, v);
+      const auto random = mix(counter, static_cast<uint32_t>(key >> 32));
+      counter = next_counter(counter);
+      store_master<kMaster>(p, a, i);
+      const auto first = hn::Add(hn::BitCast(kWords, m), low_half(random));
+      store_halves(hn::ShiftRight<16>(first), a.first, i);
+      if constexpr (kSecond) {
+        const auto second = hn::Add(hn::BitCast(kWords, v), hn::ShiftRight<16>(random));
+        store_halves(hn::ShiftRight<16>(second), a.second, i);
+      }
+    }
+  }
+}
+
+/// decode_level and encode_level of moment_formats.h.
+HWY_INLINE FloatVector decode(WordVector code, float top_inverse, float scale) {
+  const auto bits = hn::Add(hn::ShiftLeft<kLevelShift>(code), hn::Set(kWords, kOneBits));
+  const auto level = hn::Sub(hn::BitCast(kFloats, bits), hn::Set(kFloats, 1.0f));
+  return hn::Mul(hn::Mul(level, hn::Set(kFloats, top_inverse)), hn::Set(kFloats, scale));
+}
+HWY_INLINE WordVector encode(FloatVector magnitude, float factor, float top, WordVector random) {
+  const auto level = hn::Add(hn::Mul(magnitude, hn::Set(kFloats, factor)), hn::Set(kFloats, 1.0f));
+  const auto bits = hn::BitCast(kWords, hn::Min(level, hn::Set(kFloats, top + 1.0f)));
+  const auto noise = hn::Or(hn::ShiftLeft<3>(random), hn::Set(kWords, 4u));
+  return hn::ShiftRight<kLevelShift>(hn::Add(hn::Sub(bits, hn::Set(kWords, kOneBits)), noise));
+}
+
+HWY_INLINE FloatVector load_first(const std::byte* codes, size_t i, float scale) {
+  const auto code = load_bytes(codes, i);
+  const auto magnitude = decode(hn::And(code, hn::Set(kWords, 0x7fu)), kFirstTopInverse, scale);
+  const auto sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(kWords, 0x80u)));
+  return hn::BitCast(kFloats, hn::Or(hn::BitCast(kWords, magnitude), sign));
+}
+
+/// Codes a block from its moments; the random bits are those of the block's key.
+template <bool kSecond>
+HWY_INLINE void encode_block(const UpdateBlocks& a, size_t block, uint64_t key, const float* first,
+                             const float* second, float largest_first, float largest_second) {
+  const float first_scale = block_scale(largest_first), second_scale = block_scale(largest_second);
+  // Zero stays zero under any factor.
+  const float first_factor = first_scale > 0 ? level_factor(first_scale, kFirstTop) : 0.0f;
+  const float second_factor = second_scale > 0 ? level_factor(second_scale, kSecondTop) : 0.0f;
+  a.first_scales[block] = first_scale;
+  if constexpr (kSecond) a.second_scales[block] = second_scale;
+  auto counter = first_counter(key);
+  const size_t begin = block * kStateBlock;
+  for (size_t i = 0; i < kStateBlock; i += hn::Lanes(kFloats)) {
+    const auto random = mix(counter, static_cast<uint32_t>(key >> 32));
+    counter = next_counter(counter);
+    const auto m = hn::Load(kFloats, first + i);
+    const auto sign =
+        hn::ShiftRight<24>(hn::And(hn::BitCast(kWords, m), hn::Set(kWords, 0x80000000u)));
+    const auto magnitude = encode(hn::Abs(m), first_factor, kFirstTop, low_half(random));
+    store_bytes(hn::Or(magnitude, sign), a.first, begin + i);
+    if constexpr (kSecond) {
+      const auto v = hn::Load(kFloats, second + i);
+      const auto code = encode(v, second_factor, kSecondTop, hn::ShiftRight<16>(random));
+      const auto positive = hn::RebindMask(kWords, hn::Gt(v, hn::Zero(kFloats)));
+      const auto least = hn::IfThenElseZero(positive, hn::Set(kWords, 1u));
+      store_bytes(hn::Max(code, least), a.second, begin + i);
+    }
+  }
+}
+
+template <OptimizerKind kKind, MasterFormat kMaster>
+void update_int8(UpdateBlocks a) {
+  constexpr bool kSecond = Has<kKind, true>::second;
+  HWY_ALIGN float first[kStateBlock];
+  HWY_ALIGN float second[kSecond ? kStateBlock : 1];
+  for (size_t block = 0; block < a.blocks; ++block) {
+    const size_t begin = block * kStateBlock;
+    const float first_scale = a.first_scales[block];
+    float second_scale = 0;
+    if constexpr (kSecond) second_scale = a.second_scales[block];
+    auto largest_first = hn::Zero(kFloats), largest_second = hn::Zero(kFloats);
+    for (size_t i = 0; i < kStateBlock; i += hn::Lanes(kFloats)) {
+      auto m = load_first(a.first, begin + i, first_scale), v = hn::Zero(kFloats);
+      if constexpr (kSecond) {
+        v = decode(load_bytes(a.second, begin + i), kSecondTopInverse, second_scale);
+      }
+      const auto p = update<kKind, true>(a, load_master<kMaster>(a, begin + i),
+                                         load_gradient<kMaster>(a, begin + i), m, v);
+      store_master<kMaster>(p, a, begin + i);
+      hn::Store(m, kFloats, first + i);
+      largest_first = hn::Max(largest_first, hn::Abs(m));
+      if constexpr (kSecond) {
+        hn::Store(v, kFloats, second + i);
+        largest_second = hn::Max(largest_second, v);
+      }
+    }
+    encode_block<kSecond>(a, block, block_rounding_key(a.step_key, a.layer, a.first_block + block),
+                          first, second, hn::GetLane(hn::MaxOfLanes(kFloats, largest_first)),
+                          hn::GetLane(hn::MaxOfLanes(kFloats, largest_second)));
+  }
+}
+
+template <OptimizerKind kKind, MasterFormat kMaster>
+void update_state(const UpdateBlocks& a) {
+  switch (a.state) {
+    case StateFormat::float32: return update_float32<kKind, kMaster, true>(a);
+    case StateFormat::bfloat16: return update_bf16<kKind, kMaster>(a);
+    case StateFormat::int8: return update_int8<kKind, kMaster>(a);
+  }
+}
+
+template <MasterFormat kMaster>
+void update_kind(const UpdateBlocks& a) {
+  switch (a.kind) {
+    case OptimizerKind::adamw: return update_state<OptimizerKind::adamw, kMaster>(a);
+    case OptimizerKind::lion: return update_state<OptimizerKind::lion, kMaster>(a);
+    case OptimizerKind::sgd:
+      if (a.momentum) return update_state<OptimizerKind::sgd, kMaster>(a);
+      return update_float32<OptimizerKind::sgd, kMaster, false>(a);
+  }
+}
+
+void update_master(const UpdateBlocks& a) {
+  if (a.master == MasterFormat::split) return update_kind<MasterFormat::split>(a);
+  update_kind<MasterFormat::float32>(a);
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace overspill
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace overspill {
+
+HWY_EXPORT(update_master);
+
+void update_blocks(const UpdateBlocks& blocks) { HWY_DYNAMIC_DISPATCH(update_master)(blocks); }
+
+std::vector<int64_t> update_targets() {
+  int64_t left = (hwy::SupportedTargets() & HWY_TARGETS) | HWY_STATIC_TARGET;
+  std::vector<int64_t> targets;
+  for (; left != 0; left &= left - 1) targets.push_back(left & -left);
+  return targets;
+}
+
+const char* update_target_name(int64_t target) { return hwy::TargetName(target); }
+
+void force_update_target(int64_t target) { hwy::SetSupportedTargetsForTest(target); }
+
+}  // namespace overspill
+#endif

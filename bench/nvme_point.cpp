@@ -1,5 +1,6 @@
 // Points of the drives, measured on demand: takes commands from stdin and answers each in a line,
-//   TOTAL CPU READ WRITE      bytes per second; CPU seconds per 10^9 bytes
+//   TOTAL CPU READ WRITE ALL_CPU      bytes per second; CPU seconds per 10^9 bytes, of the threads
+//                                     that submit and reap, and of the whole process
 // Its files are written once at the start, so that bench/fio_compare can alternate with fio.
 #include <fmt/format.h>
 
@@ -102,8 +103,8 @@ void serve(const Arguments& arguments) {
     // Both at once move half the files' bytes each, so that every command is as much work.
     const uint64_t bytes = point.traffic == Traffic::mixed ? runner.bytes() / 2 : runner.bytes();
     const BenchRates rates = runner.run(point, {.bytes = bytes});
-    fmt::print("{:.0f} {:.6f} {:.0f} {:.0f}\n", rates.read + rates.write, rates.cpu_seconds_per_gb,
-               rates.read, rates.write);
+    fmt::print("{:.0f} {:.6f} {:.0f} {:.0f} {:.6f}\n", rates.read + rates.write,
+               rates.lane_cpu_seconds_per_gb, rates.read, rates.write, rates.cpu_seconds_per_gb);
     std::fflush(stdout);
   }
 }

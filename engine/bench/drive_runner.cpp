@@ -26,10 +26,10 @@ double seconds_since(SteadyClock::time_point start) {
   return std::chrono::duration<double>(SteadyClock::now() - start).count();
 }
 
-/// User and system time of all threads so far.
-double cpu_seconds() {
+/// User and system time so far: of all threads (RUSAGE_SELF) or of this one (RUSAGE_THREAD).
+double cpu_seconds(int who) {
   rusage usage{};
-  CHECK(::getrusage(RUSAGE_SELF, &usage) == 0);
+  CHECK(::getrusage(who, &usage) == 0);
   const auto seconds = [](const timeval& time) {
     return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
   };
@@ -66,6 +66,7 @@ struct DriveRunner::Side {
   // Counted by run_side:
   uint64_t bytes = 0;
   double seconds = 0;
+  double cpu_seconds = 0;
   std::exception_ptr failure;
 };
 
@@ -177,13 +178,14 @@ BenchRates DriveRunner::run(const BenchPoint& point, const Budget& budget) {
 
   std::atomic<uint32_t> counting{static_cast<uint32_t>(sides.size())};
   std::atomic<bool> failed{false};
-  const double cpu_before = cpu_seconds();
+  const double cpu_before = cpu_seconds(RUSAGE_SELF);
   const Clock clock{budget, SteadyClock::now(), counting, failed};
   std::vector<std::thread> threads;
   for (const auto& side : sides) {
     threads.emplace_back([&, s = side.get()] {
       try {
         run_side(*s, clock);
+        s->cpu_seconds = cpu_seconds(RUSAGE_THREAD);
       } catch (...) {
         s->failure = std::current_exception();
         failed = true;
@@ -194,19 +196,21 @@ BenchRates DriveRunner::run(const BenchPoint& point, const Budget& budget) {
   for (const auto& side : sides) {
     if (side->failure) std::rethrow_exception(side->failure);
   }
-  const double cpu = cpu_seconds() - cpu_before;
+  const double cpu = cpu_seconds(RUSAGE_SELF) - cpu_before;
   BenchRates rates;
   uint64_t moved = 0;
-  double slowest = 0;
+  double slowest = 0, lanes_cpu = 0;
   for (const auto& side : sides) {
     moved += side->channel.stats().bytes;
     slowest = std::max(slowest, side->seconds);
+    lanes_cpu += side->cpu_seconds;
   }
   for (const auto& side : sides) {
     const double seconds = budget.bytes > 0 ? slowest : side->seconds;
     (side->writes ? rates.write : rates.read) = static_cast<double>(side->bytes) / seconds;
   }
   rates.cpu_seconds_per_gb = cpu / (static_cast<double>(moved) * 1e-9);
+  rates.lane_cpu_seconds_per_gb = lanes_cpu / (static_cast<double>(moved) * 1e-9);
   return rates;
 }
 

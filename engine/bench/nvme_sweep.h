@@ -32,6 +32,8 @@ struct BenchPoint {
 struct BenchRates {
   double read = 0, write = 0;
   double cpu_seconds_per_gb = 0;  ///< of all threads, per 10^9 bytes moved
+  double lane_cpu_seconds_per_gb =
+      0;  ///< of the threads that submit and reap: without kernel workers
 };
 
 struct BenchResult {

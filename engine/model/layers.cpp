@@ -11,7 +11,7 @@ void add(LayerShape& layer, std::string name, std::vector<uint64_t> shape) {
   for (const uint64_t extent : shape) elements *= extent;
   const bool decay = shape.size() >= 2;
   layer.tensors.push_back({std::move(name), std::move(shape),
-                           round_up(layer.padded, kTensorAlignment), elements, decay});
+                           round_up(layer.padded, kTensorAlignment), elements, decay, true, 0});
   layer.parameters += elements;
   layer.padded = layer.tensors.back().offset + elements;
 }

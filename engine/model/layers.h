@@ -13,8 +13,9 @@ namespace overspill {
 /// A layer's flattened size is a multiple of this, so that every page of it is a multiple of 4096
 /// bytes in every format.
 inline constexpr uint64_t kParameterAlignment = 4096;
-/// Every tensor starts at a multiple of this many parameters.
-inline constexpr uint64_t kTensorAlignment = 32;
+/// Every tensor starts at a multiple of this many parameters: a block of coded optimizer state
+/// (optim/optimizer.h) belongs to one tensor.
+inline constexpr uint64_t kTensorAlignment = 256;
 
 enum class LayerKind : uint8_t { embedding, block, head };
 
@@ -23,7 +24,9 @@ struct LayerTensor {
   std::vector<uint64_t> shape;
   uint64_t offset;  ///< in parameters from the layer's start
   uint64_t elements;
-  bool decay;  ///< weight decay applies (rank >= 2)
+  bool decay;             ///< weight decay applies (rank >= 2)
+  bool trainable = true;  ///< else frozen: no gradient, no optimizer state, never written
+  uint32_t group = 0;     ///< learning-rate group
 };
 
 struct LayerShape {

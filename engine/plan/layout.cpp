@@ -26,7 +26,15 @@ uint64_t choose_chunk_parameters(const ModelShape& model, const PlanOptions& opt
   for (const LayerShape& layer : model.layers) largest = std::max(largest, layer.padded);
   uint64_t chunk = std::min(kDefaultChunkParameters, largest);
   // Small host budgets get small slots: enough of each to pipeline must leave half of it for homes.
-  const uint64_t per_parameter = 6 * options.weight_bytes() + 4 * options.optimizer_bytes();
+  const Chunk whole{.layer = 0,
+                    .begin = 0,
+                    .parameters = kParameterAlignment,
+                    .exact = 0,
+                    .first_run = 0,
+                    .run_count = 1};
+  const uint64_t per_parameter =
+      6 * options.weight_bytes() +
+      4 * ceil_div(optimizer_page_bytes(options, whole), kParameterAlignment);
   while (chunk > kParameterAlignment && chunk * per_parameter > options.host_memory / 2) {
     chunk = round_up(chunk / 2, kParameterAlignment);
   }
@@ -41,10 +49,10 @@ class LayoutBuilder {
     layout_.model = problem.model;
     layout_.prefetch_depth = problem.prefetch_depth;
     layout_.chunk_parameters = problem.chunk_parameters;
+    layout_.table = problem.table;
   }
 
   Layout build() {
-    cut_chunks();
     add_parameter_pages();
     add_activation_pages();
     add_working_slots();
@@ -67,28 +75,20 @@ class LayoutBuilder {
     return {static_cast<uint32_t>(layout_.pages.size()) - 1};
   }
 
-  void cut_chunks() {
-    for (uint32_t l = 0; l < layout_.model.layers.size(); ++l) {
-      layout_.first_chunk.push_back(static_cast<uint32_t>(layout_.chunks.size()));
-      const uint64_t padded = layout_.model.layers[l].padded;
-      for (uint64_t begin = 0; begin < padded; begin += problem_.chunk_parameters) {
-        layout_.chunks.push_back({l, begin, std::min(problem_.chunk_parameters, padded - begin)});
-      }
-    }
-    layout_.first_chunk.push_back(static_cast<uint32_t>(layout_.chunks.size()));
-  }
-
   /// One page per chunk; memory homes are one slot per layer, so that its chunks are contiguous.
-  PageId add_chunk_pages(PageKind kind, uint32_t layer, Tier home, uint64_t parameter_bytes) {
-    const uint64_t padded = layout_.model.layers[layer].padded;
-    const SlotId slot =
-        home == Tier::nvme ? SlotId{} : add_slot(home, padded * parameter_bytes, role(kind));
-    PageId first;
+  template <class PageBytes>
+  PageId add_chunk_pages(PageKind kind, uint32_t layer, Tier home, const PageBytes& page_bytes) {
+    const PageId first{static_cast<uint32_t>(layout_.pages.size())};
+    uint64_t offset = 0;
     for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
-      const Chunk& chunk = layout_.chunk(layer, c);
-      const PageId id = add_page({kind, layer, c, home, chunk.parameters * parameter_bytes, slot,
-                                  chunk.begin * parameter_bytes});
-      if (c == 0) first = id;
+      const uint64_t bytes = page_bytes(layout_.chunk(layer, c));
+      add_page({kind, layer, c, home, bytes, SlotId{}, offset});
+      offset += bytes;
+    }
+    if (home == Tier::nvme || offset == 0) return first;
+    const SlotId slot = add_slot(home, offset, role(kind));
+    for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
+      layout_.pages[first.value + c].home_slot = slot;
     }
     return first;
   }
@@ -106,9 +106,11 @@ class LayoutBuilder {
     const PlanOptions& o = layout_.options;
     for (uint32_t l = 0; l < layout_.model.layers.size(); ++l) {
       layout_.first_weight.push_back(
-          add_chunk_pages(PageKind::weight, l, homes_.weights[l], o.weight_bytes()));
+          add_chunk_pages(PageKind::weight, l, homes_.weights[l],
+                          [&](const Chunk& chunk) { return chunk.parameters * o.weight_bytes(); }));
       layout_.first_optimizer.push_back(
-          add_chunk_pages(PageKind::optimizer, l, homes_.optimizer[l], o.optimizer_bytes()));
+          add_chunk_pages(PageKind::optimizer, l, homes_.optimizer[l],
+                          [&](const Chunk& chunk) { return optimizer_page_bytes(o, chunk); }));
       assign_records(l);
       add_gradient_pages(l);
       layout_.gradient_sum.push_back(
@@ -132,7 +134,9 @@ class LayoutBuilder {
   }
 
   void add_gradient_pages(uint32_t layer) {
-    const uint32_t bytes = layout_.options.gradient_bytes();
+    const auto bytes = [&](const Chunk& chunk) {
+      return gradient_page_bytes(layout_.options, chunk);
+    };
     if (problem_.stores_gradients()) {
       layout_.first_gradient.push_back(
           add_chunk_pages(PageKind::gradient, layer, homes_.gradients[layer], bytes));
@@ -142,8 +146,8 @@ class LayoutBuilder {
       return;
     }
     for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {  // consumed at once: no home slot
-      const PageId id = add_page({PageKind::gradient, layer, c, Tier::host,
-                                  layout_.chunk(layer, c).parameters * bytes, SlotId{}, 0});
+      const PageId id = add_page(
+          {PageKind::gradient, layer, c, Tier::host, bytes(layout_.chunk(layer, c)), SlotId{}, 0});
       if (c == 0) layout_.first_gradient.push_back(id);
     }
   }
@@ -195,6 +199,25 @@ class LayoutBuilder {
 
 }  // namespace
 
+OptimizerSettings PlanOptions::update_rule() const {
+  OptimizerSettings rule = optimizer_settings;
+  rule.master = precision == Precision::bf16 ? MasterFormat::split : MasterFormat::float32;
+  return rule;
+}
+
+StateLayout chunk_state(const PlanOptions& options, const Chunk& chunk) {
+  if (!chunk.trainable()) return {};
+  return state_layout(options.update_rule(), chunk.parameters, chunk.exact);
+}
+
+uint64_t optimizer_page_bytes(const PlanOptions& options, const Chunk& chunk) {
+  return round_up(chunk_state(options, chunk).bytes, 4096);
+}
+
+uint64_t gradient_page_bytes(const PlanOptions& options, const Chunk& chunk) {
+  return chunk.trainable() ? chunk.parameters * options.gradient_bytes() : 0;
+}
+
 uint64_t Layout::home_bytes(PageKind kind, Tier tier) const {
   uint64_t bytes = 0;
   for (const Page& page : pages) {
@@ -207,8 +230,9 @@ uint64_t Layout::home_bytes(PageKind kind, Tier tier) const {
 Layout plan_layout(const ModelShape& model, const PlanOptions& options) {
   CHECK(options.compute_scratch_bytes % 4096 == 0);
   const uint64_t chunk = choose_chunk_parameters(model, options);
+  const ChunkTable table = cut_chunks(model, chunk, options.optimizer_settings.state);
   const auto build = [&](uint32_t depth) {
-    const PlacementProblem problem{model, options, depth, chunk};
+    const PlacementProblem problem(model, options, table, depth, chunk);
     bool generous = true;
     const Homes homes = choose_homes(problem, generous);
     return LayoutBuilder(problem, homes, plan_slots(problem, homes, generous)).build();

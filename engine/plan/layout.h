@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "engine/model/layers.h"
+#include "engine/plan/chunks.h"
 #include "engine/program/program.h"
 
 namespace overspill {
@@ -39,28 +41,26 @@ struct PlanOptions {
   std::optional<uint64_t> chunk_parameters;
   UpdateTiming update = UpdateTiming::next_forward;
 
+  OptimizerSettings optimizer_settings{};  ///< `master` follows the precision
+
+  /// The settings with the precision's master.
+  OptimizerSettings update_rule() const;
   uint32_t weight_bytes() const { return precision == Precision::bf16 ? 2 : 4; }
   uint32_t gradient_bytes() const { return weight_bytes(); }
-  /// remainder (2, bf16 only) + exp_avg 4 + exp_avg_sq 4.
-  uint32_t optimizer_bytes() const { return precision == Precision::bf16 ? 10 : 8; }
-  /// The prefix that is not moments.
-  uint32_t remainder_bytes() const { return precision == Precision::bf16 ? 2 : 0; }
 };
 
-/// A layer's chunks: [first, first + count) in Layout::chunks.
-struct Chunk {
-  uint32_t layer;
-  uint64_t begin;       ///< first parameter, in the layer
-  uint64_t parameters;  ///< multiple of kParameterAlignment
-};
+/// Where the arrays of a chunk's optimizer page lie.
+StateLayout chunk_state(const PlanOptions& options, const Chunk& chunk);
+/// Bytes of a chunk's pages, multiples of 4096; 0 where there is nothing to keep.
+uint64_t optimizer_page_bytes(const PlanOptions& options, const Chunk& chunk);
+uint64_t gradient_page_bytes(const PlanOptions& options, const Chunk& chunk);
 
 struct Layout {
   PlanOptions options;
   ModelShape model;
   uint32_t prefetch_depth = 0;
   uint64_t chunk_parameters = 0;
-  std::vector<Chunk> chunks;
-  std::vector<uint32_t> first_chunk;  ///< per layer, and one past the last
+  ChunkTable table;
   std::vector<Page> pages;
   std::vector<Slot> slots;
 
@@ -85,10 +85,15 @@ struct Layout {
   uint64_t host_bytes = 0;
   uint64_t nvme_bytes = 0;
 
-  uint32_t chunk_count(uint32_t layer) const { return first_chunk[layer + 1] - first_chunk[layer]; }
+  uint32_t chunk_count(uint32_t layer) const { return table.first[layer + 1] - table.first[layer]; }
   const Chunk& chunk(uint32_t layer, uint32_t index) const {
-    return chunks[first_chunk[layer] + index];
+    return table.chunks[table.first[layer] + index];
   }
+  std::span<const UpdateRun> runs(const Chunk& chunk) const {
+    return {table.runs.data() + chunk.first_run, chunk.run_count};
+  }
+  /// Where the arrays of a chunk's optimizer page lie; empty when all of the chunk is frozen.
+  StateLayout state(const Chunk& chunk) const { return chunk_state(options, chunk); }
   PageId weight(uint32_t layer, uint32_t c) const { return {first_weight[layer].value + c}; }
   PageId optimizer(uint32_t layer, uint32_t c) const { return {first_optimizer[layer].value + c}; }
   PageId gradient(uint32_t layer, uint32_t c) const { return {first_gradient[layer].value + c}; }

@@ -106,14 +106,26 @@ void promote(const PlacementProblem& p, Homes& homes, Tier tier, bool generous) 
 
 }  // namespace
 
+PlacementProblem::PlacementProblem(const ModelShape& shape, const PlanOptions& plan_options,
+                                   const ChunkTable& chunks, uint32_t depth,
+                                   uint64_t parameters_of_chunk)
+    : model(shape),
+      options(plan_options),
+      table(chunks),
+      prefetch_depth(depth),
+      chunk_parameters(parameters_of_chunk),
+      optimizer_bytes(shape.layers.size()),
+      gradient_bytes(shape.layers.size()) {
+  for (const Chunk& chunk : table.chunks) {
+    const uint64_t record = optimizer_page_bytes(options, chunk);
+    optimizer_bytes[chunk.layer] += record;
+    record_bytes = std::max(record_bytes, record);
+    if (stores_gradients()) gradient_bytes[chunk.layer] += gradient_page_bytes(options, chunk);
+  }
+}
+
 uint64_t PlacementProblem::weight_bytes(uint32_t layer) const {
   return model.layers[layer].padded * options.weight_bytes();
-}
-uint64_t PlacementProblem::optimizer_bytes(uint32_t layer) const {
-  return model.layers[layer].padded * options.optimizer_bytes();
-}
-uint64_t PlacementProblem::gradient_bytes(uint32_t layer) const {
-  return stores_gradients() ? model.layers[layer].padded * options.gradient_bytes() : 0;
 }
 uint64_t PlacementProblem::activation_page_bytes() const {
   return round_up(options.micro_batch_tokens * model.config.hidden_size * sizeof(float), 4096);
@@ -148,8 +160,8 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
   for (uint32_t l = 0; l < layers; ++l) {
     const Tier w = homes.weights[l], g = homes.gradients[l], opt = homes.optimizer[l];
     place(w, p.weight_bytes(l));
-    place(opt, p.optimizer_bytes(l));
-    place(g, p.gradient_bytes(l));
+    place(opt, p.optimizer_bytes[l]);
+    place(g, p.gradient_bytes[l]);
     place(homes.activations[l], p.activation_bytes());
     plan.gradient_sum_bytes =
         std::max(plan.gradient_sum_bytes, p.model.layers[l].padded * sizeof(float));
@@ -159,8 +171,10 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
       plan.ring_bytes = std::max(plan.ring_bytes, p.weight_bytes(l));
     }
     // Checkpoints reach discrete device memory through a host slot.
-    record |= opt == Tier::nvme || (!unified && opt == Tier::device);
-    if (p.stores_gradients()) {
+    if (p.optimizer_bytes[l] > 0) {
+      record |= opt == Tier::nvme || (!unified && opt == Tier::device);
+    }
+    if (p.gradient_bytes[l] > 0) {
       stage |= g == Tier::nvme;
       stage |= !unified && g == Tier::device && !updates_on_device;
       device_stage |= updates_on_device && g != Tier::device;
@@ -178,7 +192,7 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
   plan.activation_bytes = p.activation_page_bytes();
   if (activation_slot) plan.activation_slots = generous ? o.micro_batches + 2 + depth : 2;
   plan.stage_bytes = p.chunk_parameters * o.weight_bytes();
-  plan.record_bytes = p.chunk_parameters * o.optimizer_bytes();
+  plan.record_bytes = p.record_bytes;
   const auto roomy = [&](bool needed, uint32_t least, uint32_t wanted, uint64_t bytes) -> uint32_t {
     if (!needed) return 0;
     if (!generous) return least;

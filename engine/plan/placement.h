@@ -23,14 +23,19 @@ struct SlotPlan {
 
 /// The sizes placement works with, derived once.
 struct PlacementProblem {
+  PlacementProblem(const ModelShape& model, const PlanOptions& options, const ChunkTable& table,
+                   uint32_t prefetch_depth, uint64_t chunk_parameters);
+
   const ModelShape& model;
   const PlanOptions& options;
+  const ChunkTable& table;
   uint32_t prefetch_depth;
   uint64_t chunk_parameters;
+  std::vector<uint64_t> optimizer_bytes;  ///< per layer
+  std::vector<uint64_t> gradient_bytes;   ///< per layer; 0 when updates run in the backward
+  uint64_t record_bytes = 0;              ///< of the largest optimizer page
 
   uint64_t weight_bytes(uint32_t layer) const;
-  uint64_t optimizer_bytes(uint32_t layer) const;
-  uint64_t gradient_bytes(uint32_t layer) const;
   /// All micro-batches of a layer's input.
   uint64_t activation_bytes() const;
   uint64_t activation_page_bytes() const;

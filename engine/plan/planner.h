@@ -15,7 +15,7 @@ namespace overspill {
 ///   backward         weights, input, gradient, sums; the embedding's: gradient, sums
 ///   reduce_gradient  sums
 ///   export_gradient  a chunk of the sums, the gradient page
-///   update           weights, optimizer state, gradient (or a chunk of the sums), [remainder]
+///   update           weights, gradient (or a chunk of the sums), [remainder], [optimizer state]
 ///   copies           source, destination
 Program plan_step(const Layout& layout, const StepKind& kind);
 

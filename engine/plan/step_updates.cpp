@@ -91,10 +91,11 @@ void StepPlanner::plan_update(uint32_t layer, uint32_t c, std::optional<Access> 
   const UpdateWeights weights = locate_weights(layer, c);
   std::vector<Access> reads;
   if (weights.fetch) fetch_weights(layer, c, weights.at, reads);
-  const bool record = page(o).home == Tier::nvme;
+  const bool record = page(o).home == Tier::nvme && page(o).bytes > 0;
   const Location state = record ? records_.next() : home(o);
-  const uint64_t remainder = layout_.chunk(layer, c).parameters * layout_.options.remainder_bytes();
-  const uint64_t state_bytes = kind_.moments_zero ? remainder : page(o).bytes;
+  const uint64_t remainder = layout_.state(layout_.chunk(layer, c)).remainder_bytes();
+  const bool moments_written_only = kind_.moments_zero && page(o).bytes > remainder;
+  const uint64_t state_bytes = moments_written_only ? remainder : page(o).bytes;
   if (record && state_bytes > 0) {
     reads.push_back(access(state, o, AccessMode::write, state_bytes));
   }
@@ -114,12 +115,13 @@ void StepPlanner::plan_update(uint32_t layer, uint32_t c, std::optional<Access> 
   }
   finish_fetch(layer, c, weights);
 
-  std::vector<Access> touched = {
-      access(weights.at, w, AccessMode::update),
-      access(state, o, kind_.moments_zero ? AccessMode::write : AccessMode::update), *gradient};
-  if (kind_.moments_zero && remainder > 0) {
+  std::vector<Access> touched = {access(weights.at, w, AccessMode::update), *gradient};
+  if (moments_written_only && remainder > 0) {  // read before the page is rewritten
     touched.push_back(access(state, o, AccessMode::read, remainder));
-    std::swap(touched[1], touched[3]);  // the remainder is read before the page is rewritten
+  }
+  if (page(o).bytes > 0) {
+    touched.push_back(
+        access(state, o, moments_written_only ? AccessMode::write : AccessMode::update));
   }
   emit(OpKind::update, on_device ? Lane::compute : Lane::optimizer, layer, c,
        layout_.chunk(layer, c).parameters, touched);
@@ -167,7 +169,9 @@ void StepPlanner::write_back(uint32_t layer, uint32_t c, const UpdateWeights& we
   }
   std::vector<Access> writes;
   if (page(w).home == Tier::nvme) writes.push_back(access(source, w, AccessMode::read));
-  if (page(o).home == Tier::nvme) writes.push_back(access(state, o, AccessMode::read));
+  if (page(o).home == Tier::nvme && page(o).bytes > 0) {
+    writes.push_back(access(state, o, AccessMode::read));
+  }
   transfer(OpKind::write, layer, c, writes);
 }
 

@@ -60,7 +60,7 @@ std::string dump_layout(const Layout& layout) {
   std::string text = fmt::format(
       "layout: {} layers, {} chunks of up to {} parameters, prefetch_depth {}\n"
       "device {} bytes, host {} bytes, nvme {} bytes\n",
-      layout.model.layers.size(), layout.chunks.size(), layout.chunk_parameters,
+      layout.model.layers.size(), layout.table.chunks.size(), layout.chunk_parameters,
       layout.prefetch_depth, layout.device_bytes, layout.host_bytes, layout.nvme_bytes);
   for (size_t i = 0; i < layout.slots.size(); ++i) {
     const Slot& slot = layout.slots[i];

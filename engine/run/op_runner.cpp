@@ -10,18 +10,7 @@
 namespace overspill {
 
 OpRunner::OpRunner(PageStore& store, const Llama& llama)
-    : store_(store), layout_(store.layout()), llama_(llama) {
-  for (const Chunk& chunk : layout_.chunks) {
-    std::vector<DecayRange> ranges;
-    const uint64_t end = chunk.begin + chunk.parameters;
-    for (const LayerTensor& tensor : layout_.model.layers[chunk.layer].tensors) {
-      const uint64_t first = std::max(tensor.offset, chunk.begin);
-      const uint64_t last = std::min(tensor.offset + tensor.elements, end);
-      if (tensor.decay && first < last) ranges.push_back({first - chunk.begin, last - chunk.begin});
-    }
-    decay_.push_back(std::move(ranges));
-  }
-}
+    : store_(store), layout_(store.layout()), llama_(llama) {}
 
 template <class T>
 T* OpRunner::at(const Access& access) const {
@@ -126,19 +115,18 @@ void OpRunner::run_export(std::span<const Access> accesses, const Op& op) {
 void OpRunner::run_update(const Program& program, const Op& op, StepContext& context) {
   if (context.non_finite) return;
   const std::span<const Access> accesses = program.accesses_of(op);
-  const uint64_t n = layout_.chunk(op.layer, op.index).parameters;
-  const std::vector<DecayRange>& decay = decay_[layout_.first_chunk[op.layer] + op.index];
-  std::byte* state = at<std::byte>(accesses[1]);
-  const bool zero = program.kind.moments_zero;
-  if (layout_.options.precision == Precision::float32) {
-    const Float32Chunk chunk{at<float>(accesses[0]), reinterpret_cast<float*>(state),
-                             reinterpret_cast<float*>(state + 4 * n), at<float>(accesses[2])};
-    return adamw_update(context.update, chunk, n, decay, zero);
-  }
-  const SplitChunk chunk{at<uint16_t>(accesses[0]), reinterpret_cast<int16_t*>(state),
-                         reinterpret_cast<float*>(state + 2 * n),
-                         reinterpret_cast<float*>(state + 6 * n), at<uint16_t>(accesses[2])};
-  adamw_update(context.update, chunk, n, decay, zero);
+  const Chunk& chunk = layout_.chunk(op.layer, op.index);
+  // Weights, gradient, and last the state, which an optimizer without any does not have.
+  const bool stateless = accesses.size() == 2;
+  update_chunk(layout_.options.update_rule(), context.update,
+               {.weight = at<std::byte>(accesses[0]),
+                .state = stateless ? nullptr : at<std::byte>(accesses.back()),
+                .gradient = at<std::byte>(accesses[1]),
+                .parameters = chunk.parameters,
+                .exact = chunk.exact,
+                .layer = chunk.layer,
+                .first = chunk.begin},
+               layout_.runs(chunk), program.kind.moments_zero);
 }
 
 }  // namespace overspill

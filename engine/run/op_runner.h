@@ -32,7 +32,6 @@ class OpRunner {
   PageStore& store_;
   const Layout& layout_;
   const Llama& llama_;
-  std::vector<std::vector<DecayRange>> decay_;  ///< per chunk of the layout
   // Made by their lane's thread; a channel is used by one thread.
   std::unique_ptr<Channel> reader_, writer_;
   std::vector<Channel::Segment> read_segments_, write_segments_;

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "optim/adamw.h"
+#include "optim/optimizer.h"
 
 namespace overspill {
 
@@ -15,7 +15,7 @@ struct StepContext {
   std::span<const int32_t> tokens;  ///< micro_batches * tokens of a micro-batch
   std::span<const int32_t> targets;
   float loss_scale = 0;  ///< 1 / tokens of the whole step
-  AdamWStep update{};    ///< of the update that this Program applies
+  UpdateStep update{};   ///< of the update that this Program applies
 
   // Results.
   std::vector<double> losses;            ///< summed over tokens, per micro-batch

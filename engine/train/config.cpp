@@ -245,6 +245,17 @@ TrainConfig load_train_config(const std::filesystem::path& path,
   return config;
 }
 
+OptimizerSettings optimizer_settings(const TrainConfig& config) {
+  return {.kind = config.optimizer,
+          .state = config.optimizer_state,
+          .beta1 = config.adam_beta1,
+          .beta2 = config.adam_beta2,
+          .epsilon = config.adam_epsilon,
+          .momentum = config.sgd_momentum,
+          .weight_decay = config.weight_decay,
+          .seed = config.seed};
+}
+
 std::string describe_train_keys() {
   std::string text;
   for (const ConfigKey& key : train_keys()) {

@@ -61,6 +61,8 @@ struct TrainConfig {
   std::optional<uint64_t> max_steps;
   double num_epochs = 1;
   Precision precision = Precision::bf16;
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  StateFormat optimizer_state = StateFormat::float32;
   double learning_rate = 0;
   LrScheduler lr_scheduler = LrScheduler::cosine;
   std::optional<uint64_t> warmup_steps;
@@ -69,6 +71,7 @@ struct TrainConfig {
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_epsilon = 1e-8;
+  double sgd_momentum = 0.9;
   double max_grad_norm = 1.0;         ///< 0: no clipping
   uint32_t max_non_finite_steps = 3;  ///< stop after this many skipped updates in a row
   uint64_t seed = 42;
@@ -81,6 +84,9 @@ struct TrainConfig {
   std::string resume_from_checkpoint;  ///< "", "true" or a path (resolved)
   OffloadConfig offload;
 };
+
+/// The update rule of a configuration.
+OptimizerSettings optimizer_settings(const TrainConfig& config);
 
 /// Parses a YAML file and applies `--set key=value` overrides (dots name nested keys:
 /// `offload.host_memory=1GiB`). Throws Error(invalid_config) with file:line, key, what is wrong and

@@ -2,144 +2,14 @@
 // Accepted ranges and defaults are printed from the same numbers that the checks use.
 #include "engine/train/config_keys.h"
 
-#include <fmt/format.h>
-
-#include <optional>
-#include <type_traits>
-
 #include "engine/base/units.h"
+#include "engine/train/config_key_rows.h"
 
 namespace overspill {
 namespace {
 
 constexpr uint64_t kMost32 = UINT32_MAX;
 constexpr const char* kThird = "a third of the machine's memory";
-
-/// What a row says besides its name and range; `unset` where the default is not the field's value.
-struct Words {
-  std::string example;
-  std::string text;
-  std::string unset = "";
-};
-
-template <class T>
-auto field(T TrainConfig::*member) {
-  return [member](TrainConfig& config) -> T& { return config.*member; };
-}
-template <class T>
-auto field(T OffloadConfig::*member) {
-  return [member](TrainConfig& config) -> T& { return config.offload.*member; };
-}
-template <class T>
-auto field(T IoOptions::*member) {
-  return [member](TrainConfig& config) -> T& { return config.offload.io.*member; };
-}
-
-template <class Field>
-using FieldType = std::remove_reference_t<std::invoke_result_t<Field, TrainConfig&>>;
-
-/// T of std::optional<T>, and T itself otherwise.
-template <class T>
-struct Plain {
-  using Type = T;
-};
-template <class T>
-struct Plain<std::optional<T>> {
-  using Type = T;
-};
-
-/// `words.unset`, or the value that a fresh TrainConfig has.
-template <class Field>
-std::string default_text(Field field, const Words& words) {
-  using Type = FieldType<Field>;
-  if constexpr (std::is_same_v<Type, typename Plain<Type>::Type>) {
-    TrainConfig fresh;
-    if (words.unset.empty()) return fmt::format("{}", field(fresh));
-  }
-  return words.unset;
-}
-
-template <class Field>
-ConfigKey integer(const char* name, Field field, uint64_t low, uint64_t high, const Words& words) {
-  const std::string accepted = high == UINT64_MAX
-                                   ? fmt::format("an integer of at least {}", low)
-                                   : fmt::format("an integer from {} to {}", low, high);
-  return {name,
-          accepted,
-          default_text(field, words),
-          words.example,
-          words.text,
-          [=](const ConfigValue& value, TrainConfig& config) {
-            field(config) = static_cast<typename Plain<FieldType<Field>>::Type>(
-                value_integer(value, low, high));
-          }};
-}
-
-std::string range_text(const RealRange& range) {
-  return fmt::format("a number {} {} and {} {}", range.low_open ? "above" : "of at least",
-                     range.low, range.high_open ? "below" : "at most", range.high);
-}
-
-template <class Field>
-ConfigKey real(const char* name, Field field, const RealRange& range, const Words& words) {
-  return {name,
-          range_text(range),
-          default_text(field, words),
-          words.example,
-          words.text,
-          [=](const ConfigValue& value, TrainConfig& config) {
-            field(config) = value_real(value, range);
-          }};
-}
-
-template <class Field>
-ConfigKey boolean(const char* name, Field field, const char* text) {
-  TrainConfig fresh;
-  const bool usual = field(fresh);
-  return {
-      name,
-      "true or false",
-      usual ? "true" : "false",
-      usual ? "false" : "true",
-      text,
-      [=](const ConfigValue& value, TrainConfig& config) { field(config) = value_bool(value); }};
-}
-
-template <class Enum>
-struct Choice {
-  const char* name;
-  Enum value;
-};
-
-template <class Enum>
-std::string choices_text(const std::vector<Choice<Enum>>& choices) {
-  std::string text;
-  for (size_t i = 0; i < choices.size(); ++i) {
-    if (i > 0) text += i + 1 == choices.size() ? " or " : ", ";
-    text += choices[i].name;
-  }
-  return text;
-}
-
-template <class Field>
-ConfigKey choice(const char* name, Field field,
-                 const std::vector<Choice<FieldType<Field>>>& choices, const Words& words) {
-  TrainConfig fresh;
-  std::string usual;
-  std::vector<std::string> names;
-  for (const auto& one : choices) {
-    names.emplace_back(one.name);
-    if (one.value == field(fresh)) usual = one.name;
-  }
-  return {name,
-          choices_text(choices),
-          usual,
-          words.example,
-          words.text,
-          [=](const ConfigValue& value, TrainConfig& config) {
-            field(config) = choices[value_choice(value, names)].value;
-          }};
-}
 
 ConfigKey placement(const char* name, Placement OffloadConfig::*member, const char* text) {
   return choice(name, field(member),
@@ -148,33 +18,6 @@ ConfigKey placement(const char* name, Placement OffloadConfig::*member, const ch
                  {"host", Placement::host},
                  {"nvme", Placement::nvme}},
                 {"host", text});
-}
-
-template <class Field>
-ConfigKey byte_budget(const char* name, Field field, uint64_t low, const Words& words) {
-  return {name,
-          fmt::format("a byte size of at least {}, such as 16GiB or 24GB, or auto", low),
-          words.unset,
-          words.example,
-          words.text,
-          [=](const ConfigValue& value, TrainConfig& config) {
-            if (is_auto(value)) {
-              field(config).reset();
-            } else {
-              field(config) = value_bytes(value, low, UINT64_MAX);
-            }
-          }};
-}
-
-template <class Field>
-ConfigKey path_key(const char* name, Field field, const Words& words) {
-  return {
-      name,
-      "a path (relative ones start at the file's directory)",
-      words.unset,
-      words.example,
-      words.text,
-      [=](const ConfigValue& value, TrainConfig& config) { field(config) = value_path(value); }};
 }
 
 ConfigKey dataset_list(const char* name, bool evaluation, const Words& words) {
@@ -245,33 +88,6 @@ void add_loop_keys(Keys& keys) {
   keys.push_back(integer("max_non_finite_steps", field(&TrainConfig::max_non_finite_steps), 1,
                          kMost32,
                          {"3", "Stop after so many skipped (non-finite) updates in a row."}));
-}
-
-void add_optimizer_keys(Keys& keys) {
-  keys.push_back({"optimizer", "adamw (also spelt adamw_torch or adamw_torch_fused)", "adamw",
-                  "adamw", "The update rule.", apply_optimizer});
-  keys.push_back(real("learning_rate", field(&TrainConfig::learning_rate), {0, 10, true},
-                      {"2e-5", "Peak learning rate."}));
-  keys.back().unset.clear();  // required
-  keys.push_back(choice("lr_scheduler", field(&TrainConfig::lr_scheduler),
-                        {{"constant", LrScheduler::constant},
-                         {"linear", LrScheduler::linear},
-                         {"cosine", LrScheduler::cosine}},
-                        {"linear", "Shape after the warm-up; linear and cosine end at 0."}));
-  keys.push_back(integer("warmup_steps", field(&TrainConfig::warmup_steps), 0, UINT64_MAX,
-                         {"100", "Steps of linear warm-up; not together with warmup_ratio.", "0"}));
-  keys.push_back(real("warmup_ratio", field(&TrainConfig::warmup_ratio), {0, 1},
-                      {"0.03", "Warm-up as a part of all steps.", "0"}));
-  keys.push_back(real("weight_decay", field(&TrainConfig::weight_decay), {0, 10},
-                      {"0.01", "Decoupled weight decay."}));
-  keys.push_back(real("adam_beta1", field(&TrainConfig::adam_beta1), {0, 1, false, true},
-                      {"0.9", "Decay of the first moment."}));
-  keys.push_back(real("adam_beta2", field(&TrainConfig::adam_beta2), {0, 1, false, true},
-                      {"0.95", "Decay of the second moment."}));
-  keys.push_back(real("adam_epsilon", field(&TrainConfig::adam_epsilon), {0, 1, true},
-                      {"1e-8", "Added to the root of the second moment."}));
-  keys.push_back(real("max_grad_norm", field(&TrainConfig::max_grad_norm), {0, 1e9},
-                      {"1.0", "Clip the global gradient norm to this; 0: no clipping."}));
 }
 
 void add_output_keys(Keys& keys) {

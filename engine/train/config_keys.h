@@ -18,12 +18,14 @@ const ConfigKey* find_key(std::span<const ConfigKey> keys, std::string_view name
 /// Whether a dotted name is a mapping of keys: "offload", "offload.io".
 bool is_section(std::string_view name);
 
+/// Appends the rows of the optimizer.
+void add_optimizer_keys(std::vector<ConfigKey>& keys);
+
 // Appliers of keys with a shape of their own.
 void apply_datasets(const ConfigValue& list, TrainConfig& config, bool evaluation);
 void apply_nvme_paths(const ConfigValue& value, TrainConfig& config);
 void apply_nvme_shares(const ConfigValue& value, TrainConfig& config);
 void apply_resume(const ConfigValue& value, TrainConfig& config);
-void apply_optimizer(const ConfigValue& value, TrainConfig& config);
 void apply_prefetch_depth(const ConfigValue& value, TrainConfig& config);
 void apply_chunk_parameters(const ConfigValue& value, TrainConfig& config);
 void apply_hardware_profile(const ConfigValue& value, TrainConfig& config);

@@ -115,11 +115,6 @@ void apply_resume(const ConfigValue& value, TrainConfig& config) {
   config.resume_from_checkpoint = never ? "" : newest ? "true" : value_path(value).string();
 }
 
-void apply_optimizer(const ConfigValue& value, TrainConfig&) {
-  static const std::vector<std::string> kNames = {"adamw", "adamw_torch", "adamw_torch_fused"};
-  value_choice(value, kNames);
-}
-
 void apply_prefetch_depth(const ConfigValue& value, TrainConfig& config) {
   config.offload.prefetch_depth.reset();
   if (!is_auto(value)) {

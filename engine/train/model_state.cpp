@@ -8,6 +8,7 @@
 #include "engine/base/error.h"
 #include "engine/base/parallel.h"
 #include "engine/base/random.h"
+#include "engine/base/units.h"
 #include "engine/train/stage_progress.h"
 #include "optim/split_master.h"
 
@@ -30,7 +31,7 @@ template <class Visit>
 void for_chunks(const Layout& layout, const char* what, uint64_t parameter_bytes,
                 const Visit& visit) {
   uint64_t parameters = 0;
-  for (const Chunk& chunk : layout.chunks) parameters += chunk.parameters;
+  for (const Chunk& chunk : layout.table.chunks) parameters += chunk.parameters;
   StageProgress progress(what, parameters * parameter_bytes);
   size_t first_tensor = 0;
   std::vector<Piece> pieces;
@@ -61,14 +62,14 @@ void fill_masters(PageStore& store, const char* what, const Fill& fill) {
   const Layout& layout = store.layout();
   const bool split = layout.options.precision == Precision::bf16;
   std::vector<float> block(split ? kBlock : 0);
-  const uint32_t bytes = layout.options.weight_bytes() + layout.options.remainder_bytes();
-  for_chunks(layout, what, bytes, [&](uint32_t l, uint32_t c, const std::vector<Piece>& pieces) {
-    const uint64_t n = layout.chunk(l, c).parameters;
+  for_chunks(layout, what, 4, [&](uint32_t l, uint32_t c, const std::vector<Piece>& pieces) {
+    const uint64_t remainder_bytes = layout.state(layout.chunk(l, c)).remainder_bytes();
     const PageId w = layout.weight(l, c), o = layout.optimizer(l, c);
-    std::byte* weights = store.buffer(w).data();
-    std::byte* state = split ? store.buffer(o).data() : nullptr;
-    std::memset(weights, 0, n * layout.options.weight_bytes());
-    if (split) std::memset(state, 0, n * layout.options.remainder_bytes());
+    const std::span<std::byte> weights_page = store.buffer(w);
+    std::byte* weights = weights_page.data();
+    std::byte* state = remainder_bytes > 0 ? store.buffer(o).data() : nullptr;
+    std::memset(weights, 0, weights_page.size());
+    if (state != nullptr) std::memset(state, 0, remainder_bytes);
     for (const Piece& piece : pieces) {
       if (!split) {
         fill(piece, piece.tensor_begin,
@@ -83,12 +84,12 @@ void fill_masters(PageStore& store, const char* what, const Fill& fill) {
         for (size_t i = 0; i < part.size(); ++i) {
           const SplitMaster master = split_master(part[i]);
           hi[i] = master.weight;
-          lo[i] = master.remainder;
+          if (piece.tensor->trainable) lo[i] = master.remainder;  // frozen: as compute uses it
         }
       }
     }
     store.store(w);
-    if (split) store.store(o, n * layout.options.remainder_bytes());
+    if (state != nullptr) store.store(o, remainder_bytes);
   });
 }
 
@@ -100,28 +101,82 @@ std::vector<const LayerTensor*> all_tensors(const ModelShape& model) {
   return tensors;
 }
 
-/// One array of an optimizer page: remainder, exp_avg or exp_avg_sq.
+/// One array of an optimizer page, as far as it belongs to one tensor.
 struct StateArray {
   const char* suffix;
   const char* dtype;
-  uint32_t bytes;         ///< per element
-  uint32_t bytes_before;  ///< per parameter of the chunk, before this array
+  uint64_t StateLayout::*offset;
+  uint64_t bytes;           ///< per element
+  uint64_t parameters = 1;  ///< per element
+  bool exact = false;       ///< indexed from the run's exact_begin
 };
 
-std::vector<StateArray> state_arrays(const PlanOptions& options, bool moments_zero) {
+/// The arrays that hold a tensor's state, in the order of StateLayout.
+std::vector<StateArray> state_arrays(const OptimizerSettings& rule, const LayerTensor& tensor,
+                                     bool moments_zero) {
   std::vector<StateArray> arrays;
-  const uint32_t remainder = options.remainder_bytes();
-  if (remainder > 0) arrays.push_back({".remainder", "I16", remainder, 0});
-  if (!moments_zero) {
-    arrays.push_back({".exp_avg", "F32", 4, remainder});
-    arrays.push_back({".exp_avg_sq", "F32", 4, remainder + 4});
+  if (rule.master == MasterFormat::split) {
+    arrays.push_back({".remainder", "I16", &StateLayout::remainder, 2});
+  }
+  if (moments_zero) return arrays;
+  const bool sgd = rule.kind == OptimizerKind::sgd;
+  if (sgd && rule.momentum == 0) return arrays;
+  const bool second = rule.kind == OptimizerKind::adamw;
+  const char* first_name = sgd ? ".momentum_buffer" : ".exp_avg";
+  const auto add = [&](const char* dtype, uint64_t bytes, uint64_t StateLayout::*first_offset,
+                       uint64_t StateLayout::*second_offset, bool exact) {
+    arrays.push_back({first_name, dtype, first_offset, bytes, 1, exact});
+    if (second) arrays.push_back({".exp_avg_sq", dtype, second_offset, bytes, 1, exact});
+  };
+  if (rule.state == StateFormat::int8 && has_exact_moments(tensor)) {
+    add("F32", 4, &StateLayout::exact_first, &StateLayout::exact_second, true);
+    return arrays;
+  }
+  switch (rule.state) {
+    case StateFormat::float32:
+      add("F32", 4, &StateLayout::first, &StateLayout::second, false);
+      break;
+    case StateFormat::bfloat16:
+      add("BF16", 2, &StateLayout::first, &StateLayout::second, false);
+      break;
+    case StateFormat::int8:
+      add("U8", 1, &StateLayout::first, &StateLayout::second, false);
+      arrays.push_back({sgd ? ".momentum_buffer_scale" : ".exp_avg_scale", "F32",
+                        &StateLayout::first_scales, 4, kStateBlock});
+      if (second) {
+        arrays.push_back({".exp_avg_sq_scale", "F32", &StateLayout::second_scales, 4, kStateBlock});
+      }
+      break;
   }
   return arrays;
 }
 
-uint64_t state_bytes(const Layout& layout, const Chunk& chunk, bool moments_zero) {
-  return chunk.parameters *
-         (moments_zero ? layout.options.remainder_bytes() : layout.options.optimizer_bytes());
+std::vector<uint64_t> array_shape(const StateArray& array, const LayerTensor& tensor) {
+  if (array.parameters == 1) return tensor.shape;
+  return {ceil_div(tensor.elements, array.parameters)};
+}
+
+/// A part of a tensor's state in a chunk's page and in the tensor's array.
+struct StatePart {
+  uint64_t first;  ///< element of the tensor's array
+  uint64_t at;     ///< byte in the page
+  uint64_t bytes;
+};
+StatePart state_part(const Layout& layout, const Chunk& chunk, const Piece& piece,
+                     const StateArray& array) {
+  uint64_t begin = piece.chunk_begin;
+  if (array.exact) {
+    const auto runs = layout.runs(chunk);
+    begin = std::ranges::find(runs, piece.chunk_begin, &UpdateRun::begin)->exact_begin;
+  }
+  return {.first = piece.tensor_begin / array.parameters,
+          .at = layout.state(chunk).*array.offset + begin / array.parameters * array.bytes,
+          .bytes = ceil_div(piece.count, array.parameters) * array.bytes};
+}
+
+/// What of a chunk's page is read and written: all of it, or the part before the moments.
+uint64_t state_bytes(const Layout& layout, PageId page, const Chunk& chunk, bool moments_zero) {
+  return moments_zero ? layout.state(chunk).remainder_bytes() : layout.page(page).bytes;
 }
 
 }  // namespace
@@ -173,66 +228,73 @@ void export_weights(PageStore& store, const std::filesystem::path& directory) {
 
 void save_optimizer(PageStore& store, const std::filesystem::path& file, bool moments_zero) {
   const Layout& layout = store.layout();
-  const std::vector<StateArray> arrays = state_arrays(layout.options, moments_zero);
-  const std::vector<const LayerTensor*> tensors = all_tensors(layout.model);
-  std::vector<TensorSpec> specs;  // array by array, so that each is found at index a * tensors + t
-  for (const StateArray& array : arrays) {
-    for (const LayerTensor* tensor : tensors) {
-      specs.push_back({tensor->name + array.suffix, tensor->shape, array.dtype});
+  const OptimizerSettings rule = layout.options.update_rule();
+  std::vector<TensorSpec> specs;
+  std::vector<size_t> first_spec;  // of each tensor
+  for (const LayerTensor* tensor : all_tensors(layout.model)) {
+    first_spec.push_back(specs.size());
+    if (!tensor->trainable) continue;
+    for (const StateArray& array : state_arrays(rule, *tensor, moments_zero)) {
+      specs.push_back({tensor->name + array.suffix, array_shape(array, *tensor), array.dtype});
     }
   }
   SafetensorsWriter writer(file, std::move(specs), {{"format", "pt"}});
   const auto write_chunk = [&](uint32_t l, uint32_t c, const std::vector<Piece>& pieces) {
-    if (arrays.empty()) return;
     const Chunk& chunk = layout.chunk(l, c);
-    const auto state = store.load(layout.optimizer(l, c), state_bytes(layout, chunk, moments_zero));
-    for (size_t a = 0; a < arrays.size(); ++a) {
-      const auto values = state.subspan(arrays[a].bytes_before * chunk.parameters);
-      for (const Piece& piece : pieces) {
-        writer.write(
-            a * tensors.size() + piece.tensor_index, piece.tensor_begin,
-            values.subspan(piece.chunk_begin * arrays[a].bytes, piece.count * arrays[a].bytes));
+    const PageId page = layout.optimizer(l, c);
+    const uint64_t bytes = state_bytes(layout, page, chunk, moments_zero);
+    if (bytes == 0) return;
+    const auto state = store.load(page, bytes);
+    for (const Piece& piece : pieces) {
+      if (!piece.tensor->trainable) continue;
+      size_t spec = first_spec[piece.tensor_index];
+      for (const StateArray& array : state_arrays(rule, *piece.tensor, moments_zero)) {
+        const StatePart part = state_part(layout, chunk, piece, array);
+        writer.write(spec++, part.first, state.subspan(part.at, part.bytes));
       }
     }
   };
-  for_chunks(layout, "saving optimizer state", layout.options.optimizer_bytes(), write_chunk);
+  for_chunks(layout, "saving optimizer state", 1, write_chunk);
   writer.finish();
 }
 
 void load_optimizer(PageStore& store, const std::filesystem::path& path, bool moments_zero) {
   const Layout& layout = store.layout();
-  const std::vector<StateArray> arrays = state_arrays(layout.options, moments_zero);
-  if (arrays.empty()) return;
+  const OptimizerSettings rule = layout.options.update_rule();
   const SafetensorsFile file(path);
   const auto entry = [&](const LayerTensor& tensor, const StateArray& array) {
     const SafetensorsFile::Entry* found = file.find(tensor.name + array.suffix);
-    if (found == nullptr || found->spec.shape != tensor.shape || found->spec.dtype != array.dtype) {
+    if (found == nullptr || found->spec.shape != array_shape(array, tensor) ||
+        found->spec.dtype != array.dtype) {
       fail(ErrorCode::invalid_file,
            "{}: {}{} is missing or has another shape or dtype than this run's; resume with the "
-           "model "
-           "and offload precision that wrote the checkpoint",
+           "model, precision, optimizer, optimizer_state and unfrozen_parameters that wrote the "
+           "checkpoint",
            path.string(), tensor.name, array.suffix);
     }
     return found;
   };
   for (const LayerTensor* tensor : all_tensors(layout.model)) {
-    for (const StateArray& array : arrays) entry(*tensor, array);
+    if (!tensor->trainable) continue;
+    for (const StateArray& array : state_arrays(rule, *tensor, moments_zero)) entry(*tensor, array);
   }
   const auto read_chunk = [&](uint32_t l, uint32_t c, const std::vector<Piece>& pieces) {
     const Chunk& chunk = layout.chunk(l, c);
-    const uint64_t bytes = state_bytes(layout, chunk, moments_zero);
-    const std::span<std::byte> state = store.buffer(layout.optimizer(l, c)).first(bytes);
+    const PageId page = layout.optimizer(l, c);
+    const uint64_t bytes = state_bytes(layout, page, chunk, moments_zero);
+    if (bytes == 0) return;
+    const std::span<std::byte> state = store.buffer(page).first(bytes);
     std::fill(state.begin(), state.end(), std::byte{0});
-    for (const StateArray& array : arrays) {
-      const auto values = state.subspan(array.bytes_before * chunk.parameters);
-      for (const Piece& piece : pieces) {
-        file.read_raw(*entry(*piece.tensor, array), piece.tensor_begin,
-                      values.subspan(piece.chunk_begin * array.bytes, piece.count * array.bytes));
+    for (const Piece& piece : pieces) {
+      if (!piece.tensor->trainable) continue;
+      for (const StateArray& array : state_arrays(rule, *piece.tensor, moments_zero)) {
+        const StatePart part = state_part(layout, chunk, piece, array);
+        file.read_raw(*entry(*piece.tensor, array), part.first, state.subspan(part.at, part.bytes));
       }
     }
-    store.store(layout.optimizer(l, c), bytes);
+    store.store(page, bytes);
   };
-  for_chunks(layout, "loading optimizer state", layout.options.optimizer_bytes(), read_chunk);
+  for_chunks(layout, "loading optimizer state", 1, read_chunk);
 }
 
 }  // namespace overspill

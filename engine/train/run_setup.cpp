@@ -78,6 +78,7 @@ PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, con
   o.prefetch_depth = offload.prefetch_depth;
   o.chunk_parameters = offload.chunk_parameters;
   o.update = offload.update;
+  o.optimizer_settings = optimizer_settings(config);
   return o;
 }
 

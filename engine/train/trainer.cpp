@@ -67,7 +67,7 @@ Trainer::Trainer(const TrainConfig& config)
         static_cast<uint64_t>(std::ceil(*config.warmup_ratio * static_cast<double>(total_steps_)));
   }
   schedule_ = {config.lr_scheduler, config.learning_rate, warmup, total_steps_};
-  adamw_ = {config.adam_beta1, config.adam_beta2, config.adam_epsilon, config.weight_decay};
+  rule_ = setup_.layout.options.update_rule();
   const size_t step_tokens = setup_.batch.tokens() * config.gradient_accumulation_steps;
   tokens_.resize(step_tokens);
   targets_.resize(step_tokens);
@@ -137,6 +137,11 @@ Trace Trainer::execute(const Program& program, StepContext& context) {
   return trace;
 }
 
+UpdateStep Trainer::next_update(double gradient_scale) const {
+  const double rates[] = {schedule_.at(position_.step)};
+  return update_step(rule_, rates, position_.updates + 1, gradient_scale);
+}
+
 Trainer::StepOutcome Trainer::train_step() {
   const TrainConfig& config = setup_.config;
   const uint32_t micro_batches = config.gradient_accumulation_steps;
@@ -147,7 +152,7 @@ Trainer::StepOutcome Trainer::train_step() {
   StepContext& step = context(micro_batches);
   const bool updates = in_backward || pending_;
   if (in_backward) {
-    step.update = adamw_step(adamw_, outcome.learning_rate, position_.updates + 1, 1.0);
+    step.update = next_update(1.0);
   } else if (pending_) {
     step.update = *pending_;
   }
@@ -180,7 +185,7 @@ void Trainer::decide_update(StepOutcome& outcome, const StepContext& step) {
     }
     const double norm = outcome.grad_norm, limit = config.max_grad_norm;
     const double clip = limit > 0 ? std::min(1.0, limit / (norm + 1e-6)) : 1.0;
-    pending_ = adamw_step(adamw_, outcome.learning_rate, position_.updates + 1, clip);
+    pending_ = next_update(clip);
     return;
   }
   outcome.skipped = true;

@@ -52,6 +52,8 @@ class Trainer {
   const Program& program(const StepKind& kind);
   StepOutcome train_step();
   void decide_update(StepOutcome& outcome, const StepContext& context);
+  /// The scalars of the update of the step under way.
+  UpdateStep next_update(double gradient_scale) const;
   Trace execute(const Program& program, StepContext& context);
   /// Applies the pending update, if any, so that the pages are those after `position_.step` steps.
   void flush();
@@ -72,7 +74,7 @@ class Trainer {
   RunStart start_;
   uint64_t total_steps_ = 0;
   LrSchedule schedule_;
-  AdamWSettings adamw_;
+  OptimizerSettings rule_;
   PageStore store_;
   Executor executor_;
   std::map<std::array<uint32_t, 5>, Program> programs_;
@@ -80,7 +82,7 @@ class Trainer {
   StepContext context_;
 
   TrainingPosition position_;
-  std::optional<AdamWStep> pending_;
+  std::optional<UpdateStep> pending_;
   bool resumed_in_place_ = false;  ///< from a checkpoint of this output_dir
   uint32_t non_finite_in_row_ = 0;
   std::unique_ptr<MetricsFile> metrics_;

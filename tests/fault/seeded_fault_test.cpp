@@ -116,7 +116,7 @@ class SeededFaults : public testing::Test {
     const Page& page = layout_.page(id);
     if (page.kind == PageKind::weight) return page.bytes;
     if (page.kind != PageKind::optimizer) return 0;
-    return layout_.chunk(page.layer, page.index).parameters * layout_.options.remainder_bytes();
+    return layout_.state(layout_.chunk(page.layer, page.index)).remainder_bytes();
   }
   void store_start(PageStore& store) const {
     size_t next = 0;
@@ -147,7 +147,10 @@ class SeededFaults : public testing::Test {
     for (size_t step = 0; step < programs_.size(); ++step) {
       context.losses.assign(kBatches, 0);
       context.gradient_squares.assign(model_.layers.size(), 0);
-      context.update = adamw_step({0.9, 0.999, 1e-8, 0.01}, 1e-2, step, 1.0);
+      OptimizerSettings rule = layout_.options.update_rule();
+      rule.weight_decay = 0.01;
+      const double rates[] = {1e-2};
+      context.update = update_step(rule, rates, std::max<size_t>(step, 1), 1.0);
       executor.run(programs_[step], context);
       for (const double x : context.losses) outcome.numbers.push_back(x);
       for (const double x : context.gradient_squares) outcome.numbers.push_back(x);

@@ -297,7 +297,7 @@ TEST_F(TrainConfigRefusal, WrongTypesAndRanges) {
        {"shuffle: \"true\"\n", {}, {"shuffle: found the string", "remove the quotes"}},
        {"precision: fp32\n", {}, {"precision: found \"fp32\"", "bf16 or float32"}},
        {"lr_scheduler: cosin\n", {}, {"lr_scheduler", "did you mean \"cosine\"?"}},
-       {"optimizer: sgd\n", {}, {"optimizer: found \"sgd\"", "adamw_torch"}},
+       {"optimizer: adagrad\n", {}, {"optimizer: found \"adagrad\"", "adamw_torch"}},
        {"adam_beta2: 1\n", {}, {"adam_beta2: found 1", "below 1"}},
        {"adam_beta1: .nan\n", {}, {"adam_beta1: found \".nan\"", "not a number"}},
        {"max_grad_norm: inf\n", {}, {"max_grad_norm: found \"inf\"", "not a number"}},

@@ -1,0 +1,61 @@
+// Cuts layers into chunks and chunks into update runs, one for each trainable tensor in them.
+#include "engine/plan/chunks.h"
+
+#include <algorithm>
+
+#include "engine/base/units.h"
+
+namespace overspill {
+namespace {
+
+constexpr uint64_t kSmallTensor = 4096;
+constexpr uint64_t kExactAlignment = 16;  // exact moments start at whole cache lines
+
+void add_runs(const LayerShape& layer, StateFormat state, Chunk& chunk,
+              std::vector<UpdateRun>& runs) {
+  const uint64_t chunk_end = chunk.begin + chunk.parameters;
+  for (const LayerTensor& tensor : layer.tensors) {
+    const uint64_t begin = std::max(tensor.offset, chunk.begin);
+    const uint64_t end = std::min(tensor.offset + tensor.elements, chunk_end);
+    if (!tensor.trainable || begin >= end) continue;
+    UpdateRun run{.begin = begin - chunk.begin,
+                  .end = end - chunk.begin,
+                  .decay = tensor.decay,
+                  .group = tensor.group};
+    if (state == StateFormat::int8 && has_exact_moments(tensor)) {
+      run.exact = true;
+      run.exact_begin = chunk.exact;
+      chunk.exact += round_up(end - begin, kExactAlignment);
+    }
+    runs.push_back(run);
+    ++chunk.run_count;
+  }
+}
+
+}  // namespace
+
+bool has_exact_moments(const LayerTensor& tensor) {
+  return tensor.shape.size() < 2 || tensor.elements < kSmallTensor;
+}
+
+ChunkTable cut_chunks(const ModelShape& model, uint64_t chunk_parameters, StateFormat state) {
+  ChunkTable table;
+  for (uint32_t l = 0; l < model.layers.size(); ++l) {
+    table.first.push_back(static_cast<uint32_t>(table.chunks.size()));
+    const LayerShape& layer = model.layers[l];
+    for (uint64_t begin = 0; begin < layer.padded; begin += chunk_parameters) {
+      Chunk chunk{.layer = l,
+                  .begin = begin,
+                  .parameters = std::min(chunk_parameters, layer.padded - begin),
+                  .exact = 0,
+                  .first_run = static_cast<uint32_t>(table.runs.size()),
+                  .run_count = 0};
+      add_runs(layer, state, chunk, table.runs);
+      table.chunks.push_back(chunk);
+    }
+  }
+  table.first.push_back(static_cast<uint32_t>(table.chunks.size()));
+  return table;
+}
+
+}  // namespace overspill

@@ -1,0 +1,35 @@
+// How the layers are cut into chunks, and how each chunk's parameters are updated. Pure data.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/model/layers.h"
+#include "optim/optimizer.h"
+
+namespace overspill {
+
+/// A piece of a layer's flattened parameters: the unit of paging.
+struct Chunk {
+  uint32_t layer;
+  uint64_t begin;       ///< first parameter, in the layer
+  uint64_t parameters;  ///< multiple of kParameterAlignment
+  uint64_t exact;       ///< parameters with exact moments (int8 state)
+  uint32_t first_run;   ///< its runs: [first_run, first_run + run_count) in ChunkTable::runs
+  uint32_t run_count;   ///< 0: all of it is frozen, and it has no state and no gradient
+
+  bool trainable() const { return run_count > 0; }
+};
+
+/// Every layer's chunks in order: [first[layer], first[layer + 1]).
+struct ChunkTable {
+  std::vector<Chunk> chunks;
+  std::vector<uint32_t> first;
+  std::vector<UpdateRun> runs;
+};
+ChunkTable cut_chunks(const ModelShape& model, uint64_t chunk_parameters, StateFormat state);
+
+/// Norms, biases and tensors too small to gain by it keep float32 moments in int8 state.
+bool has_exact_moments(const LayerTensor& tensor);
+
+}  // namespace overspill

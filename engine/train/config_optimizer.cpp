@@ -1,0 +1,68 @@
+// The keys of the optimizer: rule, state, rates and clipping.
+#include <algorithm>
+#include <array>
+
+#include "engine/base/error.h"
+#include "engine/train/config_key_rows.h"
+
+namespace overspill {
+namespace {
+
+/// Names that other trainers give to optimizers with 8-bit state.
+constexpr std::array kEightBit = {"adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit",
+                                  "paged_lion_8bit"};
+
+void apply_optimizer(const ConfigValue& value, TrainConfig& config) {
+  static const std::vector<std::string> kNames = {"adamw", "adamw_torch", "adamw_torch_fused",
+                                                  "lion", "sgd"};
+  const std::string text = value_text(value);
+  if (std::ranges::find(kEightBit, text) != kEightBit.end()) {
+    refuse_value(value, fmt::format("{}, which is `optimizer: {}` with `optimizer_state: int8`",
+                                    text, text.find("lion") == text.npos ? "adamw" : "lion"));
+  }
+  const std::string& name = kNames[value_choice(value, kNames)];
+  config.optimizer = name == "lion"  ? OptimizerKind::lion
+                     : name == "sgd" ? OptimizerKind::sgd
+                                     : OptimizerKind::adamw;
+}
+
+}  // namespace
+
+void add_optimizer_keys(std::vector<ConfigKey>& keys) {
+  keys.push_back({"optimizer", "adamw (also spelt adamw_torch or adamw_torch_fused), lion or sgd",
+                  "adamw", "adamw", "The update rule.", apply_optimizer});
+  keys.push_back(choice("optimizer_state", field(&TrainConfig::optimizer_state),
+                        {{"float32", StateFormat::float32},
+                         {"bfloat16", StateFormat::bfloat16},
+                         {"int8", StateFormat::int8}},
+                        {"int8",
+                         "Format of the moments: bfloat16 and int8 (blocks of 256, small tensors "
+                         "float32) move and keep less, rounded stochastically by seed and step."}));
+  keys.push_back(real("learning_rate", field(&TrainConfig::learning_rate), {0, 10, true},
+                      {"2e-5", "Peak learning rate."}));
+  keys.back().unset.clear();  // required
+  keys.push_back(choice("lr_scheduler", field(&TrainConfig::lr_scheduler),
+                        {{"constant", LrScheduler::constant},
+                         {"linear", LrScheduler::linear},
+                         {"cosine", LrScheduler::cosine}},
+                        {"linear", "Shape after the warm-up; linear and cosine end at 0."}));
+  keys.push_back(integer("warmup_steps", field(&TrainConfig::warmup_steps), 0, UINT64_MAX,
+                         {"100", "Steps of linear warm-up; not together with warmup_ratio.", "0"}));
+  keys.push_back(real("warmup_ratio", field(&TrainConfig::warmup_ratio), {0, 1},
+                      {"0.03", "Warm-up as a part of all steps.", "0"}));
+  keys.push_back(
+      real("weight_decay", field(&TrainConfig::weight_decay), {0, 10},
+           {"0.01", "Decoupled weight decay; sgd adds it to the gradient. Not for norms."}));
+  keys.push_back(real("adam_beta1", field(&TrainConfig::adam_beta1), {0, 1, false, true},
+                      {"0.9", "Decay of the first moment (adamw, lion)."}));
+  keys.push_back(real("adam_beta2", field(&TrainConfig::adam_beta2), {0, 1, false, true},
+                      {"0.95", "Decay of the second moment; lion: of the first."}));
+  keys.push_back(real("adam_epsilon", field(&TrainConfig::adam_epsilon), {0, 1, true},
+                      {"1e-8", "Added to the root of the second moment."}));
+  keys.push_back(real("sgd_momentum", field(&TrainConfig::sgd_momentum), {0, 1, false, true},
+                      {"0.9", "Momentum of sgd; 0 keeps no state."}));
+  keys.push_back(real("max_grad_norm", field(&TrainConfig::max_grad_norm), {0, 1e9},
+                      {"1.0", "Clip the global gradient norm to this; 0: no clipping."}));
+}
+
+}  // namespace overspill

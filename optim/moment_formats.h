@@ -3,16 +3,16 @@
 // kept in the mean. Pure functions, the reference for the vector kernels (update_kernels.cpp): the
 // same operations on every target, each rounded correctly, so the bits are the same too.
 //
-// An 8-bit magnitude c stands for level(c) = (1 + c%16 / 16) 2^(c/16) - 1, whose sum with one is a
-// float32 with the four top mantissa bits: coding is shifts. level(0) is 0; up to level(16) = 1
-// levels are 1/16 apart, from there on between 1/8 and 1/31 of their size. A block's largest value
-// is the top level exactly:
-//   exp_avg     sign and 7 bits, top level(127) = 247:    smallest level is largest / 3952
-//   exp_avg_sq  8 bits,          top level(255) = 63487:  smallest level is largest / 1015792
-// Rounding picks one of the two levels around a value. So errors stay below max(scale / (16 top),
+// An 8-bit magnitude c stands for level(c) = (1 + c%16 / 16) 2^(1 + c/16) - 2, whose sum with two
+// is a float32 with c in its lowest exponent and four highest mantissa bits: coding is shifts.
+// Levels are 1/8 apart up to level(16) = 2, from there on between 1/8 and 1/31 of their size. The
+// largest value of a block, its scale, is the top level exactly:
+//   exp_avg     sign and 7 bits, top level(127) = 494:    the smallest level is scale / 3952
+//   exp_avg_sq  8 bits,          top level(255) = 126974: the smallest level is scale / 1015792
+// Rounding picks one of the two levels around a value. So errors stay below max(scale / (8 top),
 // |value| / 8), and their mean is zero within 2^-15 of the distance of the levels. A positive
 // exp_avg_sq never becomes zero, which would explode the update: it is at least the smallest
-// level, the root of which is 1/1008 of the largest's; exp_avg's smallest level is 1/3952 of it.
+// level, whose root is 1/1008 of the largest's, and exp_avg's smallest level is 1/3952 of its.
 #pragma once
 
 #include <algorithm>
@@ -32,8 +32,8 @@ inline uint64_t block_rounding_key(uint64_t step_key, uint64_t layer, uint64_t b
 inline constexpr uint32_t kIndexStride = 0x9e3779b9u;                ///< 2^32 / golden ratio, odd
 inline constexpr uint32_t kMix1 = 0x7feb352du, kMix2 = 0x846ca68bu;  ///< Wellons 2018, lowbias32
 
-/// 32 random bits for a parameter of the block: the low half rounds its first moment, the high half
-/// its second.
+/// 32 random bits for a parameter of the block. In bf16 the low half rounds the first moment, the
+/// high half the second.
 constexpr uint32_t rounding_bits(uint64_t block_key, uint32_t index) {
   uint32_t bits = static_cast<uint32_t>(block_key) + index * kIndexStride;
   bits = (bits ^ (bits >> 16)) * kMix1;
@@ -48,36 +48,45 @@ constexpr uint16_t round_to_bf16(float value, uint32_t random) {
   return static_cast<uint16_t>((std::bit_cast<uint32_t>(value) + random) >> 16);
 }
 
-inline constexpr float kFirstTop = 247.0f, kSecondTop = 63487.0f;
+inline constexpr float kFirstTop = 494.0f, kSecondTop = 126974.0f;
 /// 1/top, rounded; times top it is one exactly, so the largest value is decoded to itself.
 inline constexpr float kFirstTopInverse = 1.0f / kFirstTop, kSecondTopInverse = 1.0f / kSecondTop;
 static_assert(kFirstTop * kFirstTopInverse == 1.0f && kSecondTop * kSecondTopInverse == 1.0f);
 
-inline constexpr uint32_t kOneBits = 0x3f800000u;
+/// A level plus two: its bits are the code shifted, and kTwoBits.
+inline constexpr uint32_t kTwoBits = 0x40000000u;
 inline constexpr int kLevelShift = 19;  ///< 23 mantissa bits, 4 of them kept
+/// 16 random bits below the code. The lowest three of the fraction stay free: a block's largest
+/// value is up to 7 units above the top level (level_factor) and must not round past it.
+inline constexpr uint32_t kNoiseMask = 0x7fff8u;
+constexpr uint32_t first_noise(uint32_t random) { return random & kNoiseMask; }
+/// Shares three bits with first_noise, the highest there and the lowest here.
+constexpr uint32_t second_noise(uint32_t random) { return (random >> 13) & kNoiseMask; }
 
 /// Scale of a block whose largest magnitude this is. Below 2^-100 the scale stays 2^-100, so that
-/// level_factor is finite; an all-zero block has scale 0 and codes 0.
+/// level_factor is finite; an all-zero block has scale 0 and codes 0 (or minus 0).
 constexpr float block_scale(float largest) {
   return largest == 0 ? 0.0f : std::max(largest, 0x1p-100f);
 }
-/// From values to levels, scale > 0. A little large, so that the largest value surely reaches the
-/// top level (levels beyond are cut off).
-constexpr float level_factor(float scale, float top) { return top / scale * (1 + 0x1p-22f); }
+/// From values to levels. 2^-22 too large: after three roundings the scale itself is at least the
+/// top level, and at most 7 units in the last place above it.
+constexpr float level_factor(float scale, float top) {
+  return scale == 0 ? 0.0f : top / scale * (1 + 0x1p-22f);
+}
 
-/// Code of a magnitude, `random` < 2^16.
-inline uint32_t encode_level(float magnitude, float factor, float top, uint32_t random) {
-  const float shifted = std::min(magnitude * factor + 1.0f, top + 1.0f);
-  return (std::bit_cast<uint32_t>(shifted) - kOneBits + (random << 3 | 4)) >> kLevelShift;
+/// The code, and 0x800.
+inline uint32_t encode_level(float magnitude, float factor, uint32_t noise) {
+  return (std::bit_cast<uint32_t>(magnitude * factor + 2.0f) + noise) >> kLevelShift;
 }
 inline float decode_level(uint32_t code, float top_inverse, float scale) {
-  return (std::bit_cast<float>(kOneBits + (code << kLevelShift)) - 1.0f) * top_inverse * scale;
+  return (std::bit_cast<float>(kTwoBits + (code << kLevelShift)) - 2.0f) * top_inverse * scale;
 }
 
+/// `random` are rounding_bits.
 inline uint8_t encode_first(float value, float factor, uint32_t random) {
-  const uint32_t sign = std::bit_cast<uint32_t>(value) >> 31 << 7;
-  const float magnitude = std::bit_cast<float>(std::bit_cast<uint32_t>(value) & 0x7fffffffu);
-  return static_cast<uint8_t>(sign | encode_level(magnitude, factor, kFirstTop, random));
+  const uint32_t bits = std::bit_cast<uint32_t>(value), sign = bits >> 24 & 0x80u;
+  const auto magnitude = std::bit_cast<float>(bits & 0x7fffffffu);
+  return static_cast<uint8_t>(sign | encode_level(magnitude, factor, first_noise(random)));
 }
 inline float decode_first(uint8_t code, float scale) {
   const float magnitude = decode_level(code & 0x7fu, kFirstTopInverse, scale);
@@ -85,8 +94,8 @@ inline float decode_first(uint8_t code, float scale) {
 }
 
 inline uint8_t encode_second(float value, float factor, uint32_t random) {
-  const uint32_t least = value > 0 ? 1 : 0;
-  return static_cast<uint8_t>(std::max(encode_level(value, factor, kSecondTop, random), least));
+  const uint32_t least = value > 0 ? 0x801 : 0;
+  return static_cast<uint8_t>(std::max(encode_level(value, factor, second_noise(random)), least));
 }
 inline float decode_second(uint8_t code, float scale) {
   return decode_level(code, kSecondTopInverse, scale);

@@ -5,6 +5,8 @@
 // by operation. Moments in 8 bits take two passes over a block that stays in the first-level cache.
 #include "optim/update_kernels.h"
 
+#include <hwy/cache_control.h>
+
 #include "optim/moment_formats.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -12,6 +14,7 @@
 #define HWY_DISABLED_TARGETS HWY_SSSE3  // such processors use the portable target
 #include <hwy/foreach_target.h>
 // foreach_target must come before highway.
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
@@ -121,6 +124,20 @@ HWY_INLINE FloatVector update(const UpdateBlocks& a, FloatVector p, FloatVector 
   }
 }
 
+/// Parameters by which every array is asked for ahead: arithmetic and memory overlap more than with
+/// the processor's own prefetching, which stops at pages.
+constexpr size_t kAhead = 1024;
+HWY_INLINE void prefetch(const std::byte* array, size_t i, size_t width) {
+  hwy::Prefetch(array + (i + kAhead) * width);
+}
+template <MasterFormat kMaster>
+HWY_INLINE void prefetch_parameters(const UpdateBlocks& a, size_t i) {
+  constexpr size_t kWidth = kMaster == MasterFormat::split ? 2 : 4;
+  prefetch(a.weight, i, kWidth);
+  if constexpr (kMaster == MasterFormat::split) prefetch(a.remainder, i, kWidth);
+  prefetch(a.gradient, i, kWidth);
+}
+
 template <OptimizerKind kKind, bool kMomentum>
 struct Has {
   static constexpr bool first = kKind != OptimizerKind::sgd || kMomentum;
@@ -132,6 +149,9 @@ void update_float32(UpdateBlocks a) {
   using Moments = Has<kKind, kMomentum>;
   const size_t size = a.blocks * kStateBlock;
   for (size_t i = 0; i < size; i += hn::Lanes(kFloats)) {
+    prefetch_parameters<kMaster>(a, i);
+    if constexpr (Moments::first) prefetch(a.first, i, 4);
+    if constexpr (Moments::second) prefetch(a.second, i, 4);
     auto m = hn::Zero(kFloats), v = hn::Zero(kFloats);
     if constexpr (Moments::first) m = hn::LoadU(kFloats, as<float>(a.first) + i);
     if constexpr (Moments::second) v = hn::LoadU(kFloats, as<float>(a.second) + i);
@@ -169,6 +189,9 @@ void update_bf16(UpdateBlocks a) {
     auto counter = first_counter(key);
     const size_t end = (block + 1) * kStateBlock;
     for (size_t i = end - kStateBlock; i < end; i += hn::Lanes(kFloats)) {
+      prefetch_parameters<kMaster>(a, i);
+      prefetch(a.first, i, 2);
+      if constexpr (kSecond) prefetch(a.second, i, 2);
       auto m = load_bf16(a.first, i), v = hn::Zero(kFloats);
       if constexpr (kSecond) v = load_bf16(a.second, i);
       const auto p =
@@ -186,52 +209,62 @@ void update_bf16(UpdateBlocks a) {
   }
 }
 
-/// decode_level and encode_level of moment_formats.h.
-HWY_INLINE FloatVector decode(WordVector code, float top_inverse, float scale) {
-  const auto bits = hn::Add(hn::ShiftLeft<kLevelShift>(code), hn::Set(kWords, kOneBits));
-  const auto level = hn::Sub(hn::BitCast(kFloats, bits), hn::Set(kFloats, 1.0f));
+/// decode_level, encode_level and what follows them in moment_formats.h.
+HWY_INLINE FloatVector decode(WordVector shifted_code, float top_inverse, float scale) {
+  const auto bits = hn::Add(shifted_code, hn::Set(kWords, kTwoBits));
+  const auto level = hn::Sub(hn::BitCast(kFloats, bits), hn::Set(kFloats, 2.0f));
   return hn::Mul(hn::Mul(level, hn::Set(kFloats, top_inverse)), hn::Set(kFloats, scale));
 }
-HWY_INLINE WordVector encode(FloatVector magnitude, float factor, float top, WordVector random) {
-  const auto level = hn::Add(hn::Mul(magnitude, hn::Set(kFloats, factor)), hn::Set(kFloats, 1.0f));
-  const auto bits = hn::BitCast(kWords, hn::Min(level, hn::Set(kFloats, top + 1.0f)));
-  const auto noise = hn::Or(hn::ShiftLeft<3>(random), hn::Set(kWords, 4u));
-  return hn::ShiftRight<kLevelShift>(hn::Add(hn::Sub(bits, hn::Set(kWords, kOneBits)), noise));
+HWY_INLINE WordVector encode(FloatVector magnitude, float factor, WordVector noise) {
+  const auto level = hn::Add(hn::Mul(magnitude, hn::Set(kFloats, factor)), hn::Set(kFloats, 2.0f));
+  return hn::ShiftRight<kLevelShift>(hn::Add(hn::BitCast(kWords, level), noise));
 }
 
 HWY_INLINE FloatVector load_first(const std::byte* codes, size_t i, float scale) {
-  const auto code = load_bytes(codes, i);
-  const auto magnitude = decode(hn::And(code, hn::Set(kWords, 0x7fu)), kFirstTopInverse, scale);
-  const auto sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(kWords, 0x80u)));
-  return hn::BitCast(kFloats, hn::Or(hn::BitCast(kWords, magnitude), sign));
+  const hn::RebindToSigned<FloatTag> integers;
+  const hn::Rebind<int8_t, FloatTag> bytes;
+  const auto code =
+      hn::BitCast(kWords, hn::PromoteTo(integers, hn::LoadU(bytes, as<int8_t>(codes) + i)));
+  const auto shifted =
+      hn::And(hn::ShiftLeft<kLevelShift>(code), hn::Set(kWords, 0x7fu << kLevelShift));
+  return hn::CopySign(decode(shifted, kFirstTopInverse, scale), hn::BitCast(kFloats, code));
+}
+HWY_INLINE FloatVector load_second(const std::byte* codes, size_t i, float scale) {
+  return decode(hn::ShiftLeft<kLevelShift>(load_bytes(codes, i)), kSecondTopInverse, scale);
+}
+
+HWY_INLINE WordVector encode_first(FloatVector m, float factor, WordVector random) {
+  const auto noise = hn::And(random, hn::Set(kWords, kNoiseMask));
+  const auto sign = hn::ShiftRight<24>(hn::BitCast(kWords, m));
+  return hn::OrAnd(encode(hn::Abs(m), factor, noise), sign, hn::Set(kWords, 0x80u));
+}
+HWY_INLINE WordVector encode_second(FloatVector v, float factor, WordVector random) {
+  const auto noise = hn::And(hn::ShiftRight<13>(random), hn::Set(kWords, kNoiseMask));
+  const auto positive = hn::RebindMask(kWords, hn::Gt(v, hn::Zero(kFloats)));
+  const auto least = hn::IfThenElseZero(positive, hn::Set(kWords, 0x801u));
+  return hn::Max(encode(v, factor, noise), least);
 }
 
 /// Codes a block from its moments; the random bits are those of the block's key.
 template <bool kSecond>
 HWY_INLINE void encode_block(const UpdateBlocks& a, size_t block, uint64_t key, const float* first,
-                             const float* second, float largest_first, float largest_second) {
-  const float first_scale = block_scale(largest_first), second_scale = block_scale(largest_second);
-  // Zero stays zero under any factor.
-  const float first_factor = first_scale > 0 ? level_factor(first_scale, kFirstTop) : 0.0f;
-  const float second_factor = second_scale > 0 ? level_factor(second_scale, kSecondTop) : 0.0f;
+                             const float* second, float first_scale, float second_scale) {
+  const float first_factor = level_factor(first_scale, kFirstTop);
+  const float second_factor = level_factor(second_scale, kSecondTop);
   a.first_scales[block] = first_scale;
   if constexpr (kSecond) a.second_scales[block] = second_scale;
   auto counter = first_counter(key);
   const size_t begin = block * kStateBlock;
   for (size_t i = 0; i < kStateBlock; i += hn::Lanes(kFloats)) {
+    prefetch(a.first, begin + i, 1);
+    if constexpr (kSecond) prefetch(a.second, begin + i, 1);
     const auto random = mix(counter, static_cast<uint32_t>(key >> 32));
     counter = next_counter(counter);
     const auto m = hn::Load(kFloats, first + i);
-    const auto sign =
-        hn::ShiftRight<24>(hn::And(hn::BitCast(kWords, m), hn::Set(kWords, 0x80000000u)));
-    const auto magnitude = encode(hn::Abs(m), first_factor, kFirstTop, low_half(random));
-    store_bytes(hn::Or(magnitude, sign), a.first, begin + i);
+    store_bytes(encode_first(m, first_factor, random), a.first, begin + i);
     if constexpr (kSecond) {
       const auto v = hn::Load(kFloats, second + i);
-      const auto code = encode(v, second_factor, kSecondTop, hn::ShiftRight<16>(random));
-      const auto positive = hn::RebindMask(kWords, hn::Gt(v, hn::Zero(kFloats)));
-      const auto least = hn::IfThenElseZero(positive, hn::Set(kWords, 1u));
-      store_bytes(hn::Max(code, least), a.second, begin + i);
+      store_bytes(encode_second(v, second_factor, random), a.second, begin + i);
     }
   }
 }
@@ -248,9 +281,10 @@ void update_int8(UpdateBlocks a) {
     if constexpr (kSecond) second_scale = a.second_scales[block];
     auto largest_first = hn::Zero(kFloats), largest_second = hn::Zero(kFloats);
     for (size_t i = 0; i < kStateBlock; i += hn::Lanes(kFloats)) {
+      prefetch_parameters<kMaster>(a, begin + i);
       auto m = load_first(a.first, begin + i, first_scale), v = hn::Zero(kFloats);
       if constexpr (kSecond) {
-        v = decode(load_bytes(a.second, begin + i), kSecondTopInverse, second_scale);
+        v = load_second(a.second, begin + i, second_scale);
       }
       const auto p = update<kKind, true>(a, load_master<kMaster>(a, begin + i),
                                          load_gradient<kMaster>(a, begin + i), m, v);
@@ -262,9 +296,10 @@ void update_int8(UpdateBlocks a) {
         largest_second = hn::Max(largest_second, v);
       }
     }
-    encode_block<kSecond>(a, block, block_rounding_key(a.step_key, a.layer, a.first_block + block),
-                          first, second, hn::GetLane(hn::MaxOfLanes(kFloats, largest_first)),
-                          hn::GetLane(hn::MaxOfLanes(kFloats, largest_second)));
+    const uint64_t key = block_rounding_key(a.step_key, a.layer, a.first_block + block);
+    encode_block<kSecond>(a, block, key, first, second,
+                          block_scale(hn::GetLane(hn::MaxOfLanes(kFloats, largest_first))),
+                          block_scale(hn::GetLane(hn::MaxOfLanes(kFloats, largest_second))));
   }
 }
 

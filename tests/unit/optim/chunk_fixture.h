@@ -71,14 +71,19 @@ class TestChunk {
     reference_update(settings, step, view(), runs, zero);
   }
 
+  /// Of the first `count` parameters; moments that the optimizer lacks are zero.
   std::vector<float> masters(uint64_t count) {
     return collect(count, [](const ReferenceChunk& c, uint64_t i) { return c.master(i); });
   }
   std::vector<float> firsts(uint64_t count) {
-    return collect(count, [](const ReferenceChunk& c, uint64_t i) { return c.first(i); });
+    return collect(count, [](const ReferenceChunk& c, uint64_t i) {
+      return c.has_first() ? c.first(i) : 0.0f;
+    });
   }
   std::vector<float> seconds(uint64_t count) {
-    return collect(count, [](const ReferenceChunk& c, uint64_t i) { return c.second(i); });
+    return collect(count, [](const ReferenceChunk& c, uint64_t i) {
+      return c.has_second() ? c.second(i) : 0.0f;
+    });
   }
 
  private:

@@ -96,8 +96,8 @@ class ReferenceChunk {
     }
     for (uint64_t i = 0; i < size; ++i) {
       const uint32_t random = rounding_bits(key, static_cast<uint32_t>(i));
-      if (has_first()) set_first(begin + i, first[i], first_scale, random & 0xffffu);
-      if (has_second()) set_second(begin + i, second[i], second_scale, random >> 16);
+      if (has_first()) set_first(begin + i, first[i], first_scale, random);
+      if (has_second()) set_second(begin + i, second[i], second_scale, random);
     }
   }
 
@@ -110,20 +110,19 @@ class ReferenceChunk {
     std::byte* array = chunk_.state + layout_.first;
     switch (settings_.state) {
       case StateFormat::float32: return set_element(array, i, value);
-      case StateFormat::bfloat16: return set_element(array, i, round_to_bf16(value, random));
+      case StateFormat::bfloat16:
+        return set_element(array, i, round_to_bf16(value, random & 0xffffu));
       case StateFormat::int8:
-        const float factor = scale > 0 ? level_factor(scale, kFirstTop) : 0.0f;
-        return set_element(array, i, encode_first(value, factor, random));
+        return set_element(array, i, encode_first(value, level_factor(scale, kFirstTop), random));
     }
   }
   void set_second(uint64_t i, float value, float scale, uint32_t random) const {
     std::byte* array = chunk_.state + layout_.second;
     switch (settings_.state) {
       case StateFormat::float32: return set_element(array, i, value);
-      case StateFormat::bfloat16: return set_element(array, i, round_to_bf16(value, random));
+      case StateFormat::bfloat16: return set_element(array, i, round_to_bf16(value, random >> 16));
       case StateFormat::int8:
-        const float factor = scale > 0 ? level_factor(scale, kSecondTop) : 0.0f;
-        return set_element(array, i, encode_second(value, factor, random));
+        return set_element(array, i, encode_second(value, level_factor(scale, kSecondTop), random));
     }
   }
 

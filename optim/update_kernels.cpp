@@ -5,8 +5,6 @@
 // by operation. Moments in 8 bits take two passes over a block that stays in the first-level cache.
 #include "optim/update_kernels.h"
 
-#include <hwy/cache_control.h>
-
 #include "optim/moment_formats.h"
 
 #undef HWY_TARGET_INCLUDE

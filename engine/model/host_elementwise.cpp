@@ -191,10 +191,12 @@ void rms_norm(const float* x, WeightView w, float eps, float* y, float* rstd, ui
 
 void rms_norm_gradient(const float* x, WeightView w, const float* rstd, const float* dy, float* dx,
                        float* dw, bool accumulate_dw, uint64_t rows, uint64_t d) {
-  parallel_blocks(d, 256, [&](uint64_t begin, uint64_t end) {
-    if (!accumulate_dw) std::fill(dw + begin, dw + end, 0.0f);
-    weight_gradient_columns(x, rstd, dy, dw, rows, d, begin, end);
-  });
+  if (dw != nullptr) {
+    parallel_blocks(d, 256, [&](uint64_t begin, uint64_t end) {
+      if (!accumulate_dw) std::fill(dw + begin, dw + end, 0.0f);
+      weight_gradient_columns(x, rstd, dy, dw, rows, d, begin, end);
+    });
+  }
   parallel_blocks(rows, kRowsPerTask, [&](uint64_t begin, uint64_t end) {
     for (uint64_t r = begin; r < end; ++r) {
       if (w.type == DType::f32) {

@@ -54,7 +54,7 @@ struct Kernels {
   /// y = x * rstd * w with rstd = 1/sqrt(mean(x^2) + eps) (Zhang and Sennrich 2019); rstd[rows].
   void (*rms_norm)(const float* x, WeightView w, float eps, float* y, float* rstd, uint64_t rows,
                    uint64_t d);
-  /// dx += d(loss)/dx and dw (+)= d(loss)/dw, given dy = d(loss)/dy.
+  /// dx += d(loss)/dx and dw (+)= d(loss)/dw, given dy = d(loss)/dy; without dw when it is null.
   void (*rms_norm_gradient)(const float* x, WeightView w, const float* rstd, const float* dy,
                             float* dx, float* dw, bool accumulate_dw, uint64_t rows, uint64_t d);
   /// Rotates pairs (j, j + head_dim/2) of x[batch*sequence_len, heads, head_dim] in place by the

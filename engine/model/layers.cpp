@@ -1,6 +1,9 @@
 // Tensor names and offsets of the Llama family.
 #include "engine/model/layers.h"
 
+#include <algorithm>
+
+#include "engine/base/error.h"
 #include "engine/base/units.h"
 
 namespace overspill {
@@ -41,6 +44,24 @@ LayerShape block_layer(const ModelConfig& c, uint32_t block) {
 
 }  // namespace
 
+uint64_t LayerShape::trainable_parameters() const {
+  uint64_t total = 0;
+  for (const LayerTensor& tensor : tensors) total += tensor.trainable ? tensor.elements : 0;
+  return total;
+}
+
+uint32_t ModelShape::lowest_trainable() const {
+  const auto found = std::ranges::find_if(layers, &LayerShape::trainable);
+  CHECK(found != layers.end());
+  return static_cast<uint32_t>(found - layers.begin());
+}
+
+uint32_t ModelShape::highest_trainable() const {
+  uint32_t layer = head();
+  while (layer > 0 && !layers[layer].trainable()) --layer;
+  return layer;
+}
+
 uint64_t ModelShape::parameters() const {
   uint64_t total = 0;
   for (const LayerShape& layer : layers) total += layer.parameters;
@@ -68,6 +89,19 @@ uint64_t forward_flops(const ModelShape& model, uint32_t layer, uint64_t tokens,
   if (shape.kind == LayerKind::head) return 2 * tokens * c.vocab_size * c.hidden_size;
   const uint64_t attention = 2 * tokens * sequence_len * c.num_attention_heads * c.head_dim;
   return 2 * tokens * shape.parameters + attention;
+}
+
+uint64_t backward_flops(const ModelShape& model, uint32_t layer, uint64_t tokens,
+                        uint64_t sequence_len) {
+  const LayerShape& shape = model.layers[layer];
+  if (shape.kind == LayerKind::embedding) return 0;
+  uint64_t frozen = shape.parameters - shape.trainable_parameters();
+  if (shape.kind == LayerKind::head) {  // its forward counts the projection only
+    const bool tied = model.config.tie_word_embeddings;
+    const LayerTensor& projection = tied ? model.layers[0].tensors[0] : shape.tensors[kOutput];
+    frozen = projection.trainable ? 0 : projection.elements;
+  }
+  return 3 * forward_flops(model, layer, tokens, sequence_len) - 2 * tokens * frozen;
 }
 
 }  // namespace overspill

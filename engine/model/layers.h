@@ -34,6 +34,9 @@ struct LayerShape {
   std::vector<LayerTensor> tensors;
   uint64_t parameters = 0;  ///< without padding
   uint64_t padded = 0;      ///< flattened size
+
+  bool trainable() const { return trainable_parameters() > 0; }
+  uint64_t trainable_parameters() const;
 };
 
 struct ModelShape {
@@ -42,6 +45,9 @@ struct ModelShape {
 
   uint32_t head() const { return static_cast<uint32_t>(layers.size()) - 1; }
   uint64_t parameters() const;
+  /// The backward ends at this layer: those below it are frozen. At least one tensor trains.
+  uint32_t lowest_trainable() const;
+  uint32_t highest_trainable() const;
 };
 
 /// Indices of a block's tensors in LayerShape::tensors.
@@ -66,5 +72,9 @@ ModelShape llama_layers(const ModelConfig& config);
 /// `sequence_len` (causal attention counted at half the square).
 uint64_t forward_flops(const ModelShape& model, uint32_t layer, uint64_t tokens,
                        uint64_t sequence_len);
+/// Backward of one layer (of the head: forward too): recomputation, the gradient of the input, and
+/// those of trainable weights.
+uint64_t backward_flops(const ModelShape& model, uint32_t layer, uint64_t tokens,
+                        uint64_t sequence_len);
 
 }  // namespace overspill

@@ -114,13 +114,33 @@ LinearShape Llama::linear_shape(const LayerTensor& tensor) const {
   return {batch_.tokens(), tensor.shape[1], tensor.shape[0]};
 }
 
-void Llama::zero_padding(const LayerShape& shape, float* sums) const {
+void Llama::zero_untrained(const LayerShape& shape, float* sums) const {
+  const auto zero = [&](uint64_t from, uint64_t to) {
+    parallel_blocks(to - from, 1 << 16, [&](uint64_t begin, uint64_t end) {
+      std::fill(sums + from + begin, sums + from + end, 0.0f);
+    });
+  };
   uint64_t end = 0;
   for (const LayerTensor& tensor : shape.tensors) {
-    std::fill(sums + end, sums + tensor.offset, 0.0f);
+    if (!tensor.trainable) continue;
+    zero(end, tensor.offset);
     end = tensor.offset + tensor.elements;
   }
-  std::fill(sums + end, sums + shape.padded, 0.0f);
+  zero(end, shape.padded);
+}
+
+void Llama::weight_gradient(const LayerTensor& tensor, const float* dout, const float* in,
+                            float* sums, bool first) const {
+  if (!tensor.trainable) return;
+  kernels_.linear_weight_gradient(linear_shape(tensor), dout, in, sums + tensor.offset, !first);
+}
+
+void Llama::norm_gradient(const LayerTensor& tensor, const void* weights, const float* x,
+                          const float* rstd, const float* dy, float* dx, float* sums,
+                          bool first) const {
+  kernels_.rms_norm_gradient(x, view(weights, tensor), rstd, dy, dx,
+                             tensor.trainable ? sums + tensor.offset : nullptr, !first,
+                             batch_.tokens(), model_.config.hidden_size);
 }
 
 void Llama::embed(const void* weights, const int32_t* tokens, float* y) const {
@@ -188,39 +208,29 @@ void Llama::block(uint32_t layer, const void* weights, const float* x, float* y)
 void Llama::mlp_backward(const LayerShape& shape, const void* weights, float* dy, float* sums,
                          bool first, Block& b) const {
   const auto& t = shape.tensors;
-  const auto weight_gradient = [&](BlockTensor which, const float* dout, const float* in) {
-    kernels_.linear_weight_gradient(linear_shape(t[which]), dout, in, sums + t[which].offset,
-                                    !first);
-  };
   const auto input_gradient = [&](BlockTensor which, const float* dout, float* din, bool add) {
     kernels_.linear_input_gradient(thread_scratch_, linear_shape(t[which]), dout,
                                    view(weights, t[which]), din, add);
   };
-  weight_gradient(kDown, dy, b.act);
+  weight_gradient(t[kDown], dy, b.act, sums, first);
   input_gradient(kDown, dy, b.act, false);
   kernels_.swiglu_gradient(b.gate, b.up, b.act, batch_.tokens() * model_.config.intermediate_size);
-  weight_gradient(kGate, b.gate, b.norm2);
-  weight_gradient(kUp, b.up, b.norm2);
+  weight_gradient(t[kGate], b.gate, b.norm2, sums, first);
+  weight_gradient(t[kUp], b.up, b.norm2, sums, first);
   input_gradient(kGate, b.gate, b.d_norm, false);
   input_gradient(kUp, b.up, b.d_norm, true);
-  kernels_.rms_norm_gradient(b.middle, view(weights, t[kPostNorm]), b.rstd2, b.d_norm, dy,
-                             sums + t[kPostNorm].offset, !first, batch_.tokens(),
-                             model_.config.hidden_size);
+  norm_gradient(t[kPostNorm], weights, b.middle, b.rstd2, b.d_norm, dy, sums, first);
 }
 
 void Llama::attention_backward(const LayerShape& shape, const void* weights, const float* x,
                                float* dy, float* sums, bool first, Block& b) const {
   const ModelConfig& c = model_.config;
   const auto& t = shape.tensors;
-  const auto weight_gradient = [&](BlockTensor which, const float* dout, const float* in) {
-    kernels_.linear_weight_gradient(linear_shape(t[which]), dout, in, sums + t[which].offset,
-                                    !first);
-  };
   const auto input_gradient = [&](BlockTensor which, const float* dout, float* din, bool add) {
     kernels_.linear_input_gradient(thread_scratch_, linear_shape(t[which]), dout,
                                    view(weights, t[which]), din, add);
   };
-  weight_gradient(kAttentionOut, dy, b.attention);
+  weight_gradient(t[kAttentionOut], dy, b.attention, sums, first);
   input_gradient(kAttentionOut, dy, b.d_attention, false);
   const AttentionShape s{batch_.sequences, batch_.sequence_len, c.num_attention_heads,
                          c.num_key_value_heads, c.head_dim};
@@ -230,20 +240,19 @@ void Llama::attention_backward(const LayerShape& shape, const void* weights, con
                   c.head_dim, true);
   kernels_.rotate(b.dk, table_, batch_.sequences, batch_.sequence_len, c.num_key_value_heads,
                   c.head_dim, true);
-  weight_gradient(kQuery, b.dq, b.norm1);
-  weight_gradient(kKey, b.dk, b.norm1);
-  weight_gradient(kValue, b.dv, b.norm1);
+  weight_gradient(t[kQuery], b.dq, b.norm1, sums, first);
+  weight_gradient(t[kKey], b.dk, b.norm1, sums, first);
+  weight_gradient(t[kValue], b.dv, b.norm1, sums, first);
   input_gradient(kQuery, b.dq, b.d_norm, false);
   input_gradient(kKey, b.dk, b.d_norm, true);
   input_gradient(kValue, b.dv, b.d_norm, true);
-  kernels_.rms_norm_gradient(x, view(weights, t[kInputNorm]), b.rstd1, b.d_norm, dy,
-                             sums + t[kInputNorm].offset, !first, batch_.tokens(), c.hidden_size);
+  norm_gradient(t[kInputNorm], weights, x, b.rstd1, b.d_norm, dy, sums, first);
 }
 
 void Llama::block_backward(uint32_t layer, const void* weights, const float* x, float* dy,
                            float* sums, bool first) const {
   const LayerShape& shape = model_.layers[layer];
-  if (first) zero_padding(shape, sums);
+  if (first && sums != nullptr) zero_untrained(shape, sums);
   Block b = carve(true);
   attention_forward(shape, weights, x, b);
   mlp_forward(shape, weights, b);
@@ -261,7 +270,7 @@ double Llama::loss(const Head& head, const float* x, const int32_t* targets, flo
   const ModelConfig& c = model_.config;
   const LayerShape& shape = model_.layers.back();
   const uint64_t d = c.hidden_size, vocabulary = c.vocab_size, n = batch_.tokens();
-  const bool backward = head.sums != nullptr;
+  const bool backward = dx != nullptr;
   Bump bump(buffers_);
   float* logits = bump.floats(loss_rows() * vocabulary);
   float* norm = bump.floats(loss_rows() * d);
@@ -270,12 +279,19 @@ double Llama::loss(const Head& head, const float* x, const int32_t* targets, flo
   float* losses = bump.floats(loss_rows());
   const WeightView norm_weight = view(head.weights, shape.tensors[kFinalNorm]);
   const WeightView projection = output_projection(head);
-  float* projection_sums = !backward                   ? nullptr
-                           : head.embedding != nullptr ? head.embedding_sums
-                                                       : head.sums + shape.tensors[kOutput].offset;
-  if (backward && head.first) zero_padding(shape, head.sums);
-  if (backward && head.first && head.embedding != nullptr) {
-    zero_padding(model_.layers[0], head.embedding_sums);
+  float* norm_sums = nullptr;
+  float* projection_sums = nullptr;
+  if (backward && shape.tensors[kFinalNorm].trainable) {
+    norm_sums = head.sums + shape.tensors[kFinalNorm].offset;
+  }
+  if (backward && head.embedding != nullptr) {
+    projection_sums = head.embedding_sums;
+  } else if (backward && shape.tensors[kOutput].trainable) {
+    projection_sums = head.sums + shape.tensors[kOutput].offset;
+  }
+  if (head.first && head.sums != nullptr) zero_untrained(shape, head.sums);
+  if (head.first && head.embedding_sums != nullptr) {
+    zero_untrained(model_.layers[0], head.embedding_sums);
   }
   double total = 0;
   for (uint64_t row = 0; row < n; row += loss_rows()) {
@@ -289,11 +305,13 @@ double Llama::loss(const Head& head, const float* x, const int32_t* targets, flo
                            vocabulary);
     for (uint64_t i = 0; i < rows; ++i) total += losses[i];
     if (!backward) continue;
-    kernels_.linear_weight_gradient(linear, logits, norm, projection_sums, accumulate);
+    if (projection_sums != nullptr) {
+      kernels_.linear_weight_gradient(linear, logits, norm, projection_sums, accumulate);
+    }
     kernels_.linear_input_gradient(thread_scratch_, linear, logits, projection, d_norm, false);
     std::fill_n(dx + row * d, rows * d, 0.0f);
-    kernels_.rms_norm_gradient(x + row * d, norm_weight, rstd, d_norm, dx + row * d,
-                               head.sums + shape.tensors[kFinalNorm].offset, accumulate, rows, d);
+    kernels_.rms_norm_gradient(x + row * d, norm_weight, rstd, d_norm, dx + row * d, norm_sums,
+                               accumulate, rows, d);
   }
   return total;
 }
@@ -311,7 +329,7 @@ void Llama::logits(const Head& head, const float* x, float* out) const {
 double Llama::gradient_square_sum(uint32_t layer, const float* sums) const {
   double sum = 0;
   for (const LayerTensor& tensor : model_.layers[layer].tensors) {
-    sum += kernels_.sum_of_squares(sums + tensor.offset, tensor.elements);
+    if (tensor.trainable) sum += kernels_.sum_of_squares(sums + tensor.offset, tensor.elements);
   }
   return sum;
 }

@@ -35,24 +35,25 @@ class Llama {
 
   /// One block: x -> y, both [tokens, hidden].
   void block(uint32_t layer, const void* weights, const float* x, float* y) const;
-  /// dy becomes dx; weight gradients add up in `sums` (float32, the layer's flattened layout,
-  /// padding zeroed when `first`).
+  /// dy becomes dx; gradients of trainable tensors add up in `sums` (float32, the layer's flattened
+  /// layout; the rest is zeroed when `first`). `sums` is null where the whole layer is frozen.
   void block_backward(uint32_t layer, const void* weights, const float* x, float* dy, float* sums,
                       bool first) const;
 
   struct Head {
     const void* weights;    ///< final norm [, output projection]
     const void* embedding;  ///< the output projection when tied, else null
-    float* sums;            ///< null for evaluation
-    float* embedding_sums;  ///< when tied
+    float* sums;            ///< null for evaluation, and when all of the head is frozen
+    float* embedding_sums;  ///< when tied and the embedding trains
     bool first;             ///< sums (and embedding_sums) start from zero
   };
-  /// Mean negative log-likelihood summed over the micro-batch's tokens (not divided). With sums, dx
-  /// receives scale * gradient. Works on a few tokens at a time: never tokens x vocabulary.
+  /// Mean negative log-likelihood summed over the micro-batch's tokens (not divided). Unless dx is
+  /// null, it receives scale * gradient, and sums add up the weights'. Works on a few tokens at a
+  /// time: never tokens x vocabulary.
   double loss(const Head& head, const float* x, const int32_t* targets, float scale,
               float* dx) const;
 
-  /// Sum of squares of a layer's gradient sums, tensor by tensor in fp64.
+  /// Sum of squares of a layer's gradient sums, trainable tensor by tensor in fp64.
   double gradient_square_sum(uint32_t layer, const float* sums) const;
   const Kernels& kernels() const { return kernels_; }
   const ModelShape& model() const { return model_; }
@@ -71,7 +72,14 @@ class Llama {
   void attention_backward(const LayerShape& shape, const void* weights, const float* x, float* dy,
                           float* sums, bool first, Block& b) const;
   Block carve(bool backward) const;
-  void zero_padding(const LayerShape& shape, float* sums) const;
+  /// Zeroes what no kernel sums into: padding, and frozen tensors.
+  void zero_untrained(const LayerShape& shape, float* sums) const;
+  /// dW (+)= dout^T in, unless the tensor is frozen.
+  void weight_gradient(const LayerTensor& tensor, const float* dout, const float* in, float* sums,
+                       bool first) const;
+  /// dx += the norm's gradient, and that of its weight unless it is frozen.
+  void norm_gradient(const LayerTensor& tensor, const void* weights, const float* x,
+                     const float* rstd, const float* dy, float* dx, float* sums, bool first) const;
   LinearShape linear_shape(const LayerTensor& tensor) const;
   WeightView output_projection(const Head& head) const;
   uint64_t loss_rows() const;

@@ -48,7 +48,10 @@ struct LlamaUnderTest {
   /// Every byte of the scratch is `fill` before the engine gets it; 0xff makes NaN.
   explicit LlamaUnderTest(const LlamaCase& c, DType type = DType::f32, int fill = 0xff,
                           uint32_t blocks = 1)
-      : model(shape_of(c, blocks)), llama(model, type, {c.sequences, c.length}, host_kernels()) {
+      : LlamaUnderTest(shape_of(c, blocks), c, type, fill) {}
+  LlamaUnderTest(const ModelShape& shape, const LlamaCase& c, DType type = DType::f32,
+                 int fill = 0xff)
+      : model(shape), llama(model, type, {c.sequences, c.length}, host_kernels()) {
     scratch.reset(std::aligned_alloc(4096, llama.scratch_bytes()));
     std::memset(scratch.get(), fill, llama.scratch_bytes());
     llama.set_scratch(static_cast<std::byte*>(scratch.get()));

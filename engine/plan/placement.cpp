@@ -163,8 +163,10 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
     place(opt, p.optimizer_bytes[l]);
     place(g, p.gradient_bytes[l]);
     place(homes.activations[l], p.activation_bytes());
-    plan.gradient_sum_bytes =
-        std::max(plan.gradient_sum_bytes, p.model.layers[l].padded * sizeof(float));
+    if (p.model.layers[l].trainable()) {
+      plan.gradient_sum_bytes =
+          std::max(plan.gradient_sum_bytes, p.model.layers[l].padded * sizeof(float));
+    }
     const bool updates_on_device = !unified && opt == Tier::device;
     if (!addressable(w)) {
       ++ringed;
@@ -188,7 +190,9 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
   const bool tied_extra = tied && !addressable(homes.weights[0]);
   plan.weight_ring = std::min(ringed, depth + 1 + (tied_extra ? 1u : 0u));
   plan.gradient_ring = generous && depth > 0 ? 2 : 1;
-  plan.tied_gradient_bytes = tied ? p.model.layers[0].padded * sizeof(float) : 0;
+  if (tied && p.model.layers[0].trainable()) {
+    plan.tied_gradient_bytes = p.model.layers[0].padded * sizeof(float);
+  }
   plan.activation_bytes = p.activation_page_bytes();
   if (activation_slot) plan.activation_slots = generous ? o.micro_batches + 2 + depth : 2;
   plan.stage_bytes = p.chunk_parameters * o.weight_bytes();

@@ -17,7 +17,7 @@ Program StepPlanner::plan() {
   }
   for (uint32_t l = 0; l < head(); ++l) plan_forward(l);
   plan_head();
-  for (uint32_t l = head(); kind_.backward && l-- > 0;) plan_backward(l);
+  for (uint32_t l = head(); kind_.backward && l-- > lowest_;) plan_backward(l);
   return std::move(program_);
 }
 
@@ -62,6 +62,11 @@ uint64_t StepPlanner::flops(uint32_t layer) const {
                        layout_.options.sequence_len);
 }
 
+uint64_t StepPlanner::backward_flops(uint32_t layer) const {
+  return overspill::backward_flops(layout_.model, layer, layout_.options.micro_batch_tokens,
+                                   layout_.options.sequence_len);
+}
+
 void StepPlanner::plan_forward(uint32_t layer) {
   begin_layer();
   if (kind_.pending_update) plan_pending_update(layer, true);
@@ -94,7 +99,8 @@ void StepPlanner::plan_head() {
   if (kind_.pending_update) plan_pending_update(layer, true);
   const Location weights = weights_for_compute(layer);
   const Location embedding = tied() ? weights_for_compute(0) : Location{};
-  const Location sum = kind_.backward ? take_gradient_sum(layer) : Location{};
+  const bool trains = kind_.backward && trainable(layer);
+  const Location sum = trains ? take_gradient_sum(layer) : Location{};
   OpId last;
   for (uint32_t mb = 0; mb < kind_.micro_batches; ++mb) {
     const PageId input = layout_.activation(layer, mb), gradient = layout_.activation_gradient(mb);
@@ -104,23 +110,24 @@ void StepPlanner::plan_head() {
     if (kind_.backward) {
       touched.push_back(
           access(activation(gradient, true, now(layer, mb)), gradient, AccessMode::write));
-      touched.push_back(sums(sum, layer, mb == 0));
     }
+    if (trains) touched.push_back(sums(sum, layer, mb == 0));
     if (tied()) touched.push_back(layer_weights(embedding, 0));
-    if (tied() && kind_.backward) {
+    if (tied() && kind_.backward && trainable(0)) {
       touched.push_back(sums({layout_.tied_gradient, 0}, 0, mb == 0));
     }
     last = emit(kind_.backward ? OpKind::loss : OpKind::score, Lane::compute, layer, mb,
-                (kind_.backward ? 3 : 1) * flops(layer), touched);
+                kind_.backward ? backward_flops(layer) : flops(layer), touched);
   }
   end_layer(last);
-  if (kind_.backward) finish_gradient(layer, sum);
+  if (trains) finish_gradient(layer, sum);
 }
 
 void StepPlanner::plan_backward(uint32_t layer) {
   begin_layer();
   const Location weights = layer > 0 ? weights_for_compute(layer) : Location{};
-  const Location sum = take_gradient_sum(layer);
+  const bool trains = trainable(layer);
+  const Location sum = trains ? take_gradient_sum(layer) : Location{};
   const uint32_t stage = 2 * head() - layer;
   OpId last;
   for (uint32_t mb = 0; mb < kind_.micro_batches; ++mb) {
@@ -135,20 +142,26 @@ void StepPlanner::plan_backward(uint32_t layer) {
     const PageId input = layout_.activation(layer, mb);
     const Location x = activation(input, false, now(stage, mb));
     mark_dirty(gradient);
-    last = emit(OpKind::backward, Lane::compute, layer, mb, 3 * flops(layer),
-                {layer_weights(weights, layer), access(x, input, AccessMode::read),
-                 access(at, gradient, AccessMode::update), sums(sum, layer, first)});
+    std::vector<Access> touched = {layer_weights(weights, layer),
+                                   access(x, input, AccessMode::read),
+                                   access(at, gradient, AccessMode::update)};
+    if (trains) touched.push_back(sums(sum, layer, first));
+    last = emit(OpKind::backward, Lane::compute, layer, mb, backward_flops(layer), touched);
   }
   end_layer(last);
-  finish_gradient(layer, sum);
+  if (trains) finish_gradient(layer, sum);
 }
 
 void StepPlanner::finish_gradient(uint32_t layer, Location sum) {
   const PageId sum_page = layout_.gradient_sum[layer];
-  const uint64_t padded = layout_.model.layers[layer].padded;
-  emit(OpKind::reduce_gradient, Lane::compute, layer, 0, padded,
+  const LayerShape& shape = layout_.model.layers[layer];
+  const uint64_t frozen = shape.parameters - shape.trainable_parameters();
+  emit(OpKind::reduce_gradient, Lane::compute, layer, 0, shape.padded - frozen,
        {access(sum, sum_page, AccessMode::read)});
-  for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) export_gradient(layer, c, sum);
+  begin_updates(layer);
+  for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
+    if (layout_.chunk(layer, c).trainable()) export_gradient(layer, c, sum);
+  }
 }
 
 void StepPlanner::export_gradient(uint32_t layer, uint32_t c, Location sum) {

@@ -10,9 +10,12 @@ namespace overspill {
 /// Plans one step. Kinds without forward or backward apply the pending update only (a flush).
 /// Equal inputs give equal Programs. The order of each op's accesses is part of its meaning:
 ///   forward          weights, [input], output
-///   loss             weights, input, gradient of input, sums, [embedding, its sums] when tied
-///   score            weights, input, [embedding] when tied
-///   backward         weights, input, gradient, sums; the embedding's: gradient, sums
+///   loss             weights, input, gradient of input, [sums], [embedding], [its sums]
+///   score            weights, input, [embedding]
+///   backward         weights, input, gradient, [sums]; the embedding's: gradient, sums
+/// [embedding]: when tied; [sums]: when any tensor of the layer trains. Frozen chunks are only
+/// read: they have no update and no gradient, and layers below the lowest trainable one no
+/// backward.
 ///   reduce_gradient  sums
 ///   export_gradient  a chunk of the sums, the gradient page
 ///   update           weights, gradient (or a chunk of the sums), [remainder], [optimizer state]

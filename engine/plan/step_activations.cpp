@@ -11,15 +11,16 @@ uint64_t StepPlanner::now(uint32_t stage, uint32_t mb) const {
 }
 
 uint64_t StepPlanner::next_use(const Page& p, uint64_t now) const {
-  const uint64_t g = kind_.micro_batches, mb = p.index, last = 2 * uint64_t{head()};
+  const uint64_t g = kind_.micro_batches, mb = p.index, turn = 2 * uint64_t{head()};
   const auto at = [&](uint64_t stage) { return stage * g + mb; };
   if (p.kind == PageKind::activation_gradient) {
     const uint64_t next = at(now / g) >= now ? now / g : now / g + 1;
-    return kind_.backward && next <= last ? at(next) : UINT64_MAX;
+    return kind_.backward && next <= turn - lowest_ ? at(next) : UINT64_MAX;
   }
   if (at(p.layer) >= now) return at(p.layer);
-  const uint64_t backward = at(last - p.layer);
-  return kind_.backward && p.layer < head() && backward >= now ? backward : UINT64_MAX;
+  const uint64_t backward = at(turn - p.layer);
+  const bool passes = kind_.backward && p.layer >= lowest_ && p.layer < head();
+  return passes && backward >= now ? backward : UINT64_MAX;
 }
 
 Location StepPlanner::activation(PageId id, bool fresh, uint64_t now) {

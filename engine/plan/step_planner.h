@@ -40,6 +40,7 @@ class StepPlanner {
       : layout_(layout),
         kind_(kind),
         unified_(layout.options.unified),
+        lowest_(layout.model.lowest_trainable()),
         hazards_(layout.slots.size(), layout.pages.size()),
         stages_(layout.stages),
         records_(layout.records),
@@ -67,6 +68,7 @@ class StepPlanner {
   };
 
   uint32_t head() const { return layout_.model.head(); }
+  bool trainable(uint32_t layer) const { return layout_.model.layers[layer].trainable(); }
   bool tied() const { return layout_.model.config.tie_word_embeddings; }
   const Page& page(PageId id) const { return layout_.page(id); }
   Location home(PageId id) const { return {page(id).home_slot, page(id).home_offset}; }
@@ -121,6 +123,9 @@ class StepPlanner {
 
   // ---- updates -----------------------------------------------------------------------------
 
+  /// Before a layer's first update: whether the ring holds its weights already.
+  void begin_updates(uint32_t layer);
+
   /// Where the update finds a chunk's weights, and whether they must be fetched there first.
   struct UpdateWeights {
     Location at;
@@ -160,6 +165,7 @@ class StepPlanner {
   // ---- compute -----------------------------------------------------------------------------
 
   uint64_t flops(uint32_t layer) const;
+  uint64_t backward_flops(uint32_t layer) const;
 
   void plan_forward(uint32_t layer);
 
@@ -179,6 +185,7 @@ class StepPlanner {
   const Layout& layout_;
   StepKind kind_;
   bool unified_;
+  uint32_t lowest_;  ///< the last layer of the backward: all below it are frozen
   Program program_;
   Hazards hazards_;
   OpId load_gate_;

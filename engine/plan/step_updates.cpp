@@ -51,6 +51,11 @@ void StepPlanner::load_weight(uint32_t layer, uint32_t c, const RingEntry& entry
   if (!unified_) copy(OpKind::copy_to_device, id, landing, target);
 }
 
+void StepPlanner::begin_updates(uint32_t layer) {
+  ring_was_filled_ =
+      std::ranges::any_of(ring_, [&](const RingEntry& entry) { return entry.layer == layer; });
+}
+
 StepPlanner::UpdateWeights StepPlanner::locate_weights(uint32_t layer, uint32_t c) {
   const PageId id = layout_.weight(layer, c);
   const Tier tier = page(id).home;
@@ -59,7 +64,6 @@ StepPlanner::UpdateWeights StepPlanner::locate_weights(uint32_t layer, uint32_t 
       unified_ ? tier != Tier::nvme : tier == (on_device ? Tier::device : Tier::host);
   if (in_place) return {home(id), false};
   if (unified_ || on_device) {
-    if (c == 0) ring_was_filled_ = find_ring(layer) != nullptr;
     const RingEntry* held = find_ring(layer);
     const RingEntry entry = held != nullptr ? *held : take_ring(layer);
     return {in_ring(entry, layer, c), !ring_was_filled_};
@@ -176,12 +180,23 @@ void StepPlanner::write_back(uint32_t layer, uint32_t c, const UpdateWeights& we
 }
 
 void StepPlanner::plan_pending_update(uint32_t layer, bool for_compute) {
-  for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
-    plan_update(layer, c, std::nullopt, for_compute);
+  if (!trainable(layer)) return;
+  const uint32_t chunks = layout_.chunk_count(layer);
+  begin_updates(layer);
+  for (uint32_t c = 0; c < chunks; ++c) {
+    if (layout_.chunk(layer, c).trainable()) plan_update(layer, c, std::nullopt, for_compute);
+  }
+  if (!for_compute || !ringed(layer)) return;
+  // The updates have handed their chunks to the ring; frozen ones join them there.
+  const RingEntry* entry = find_ring(layer);
+  CHECK(entry != nullptr);
+  for (uint32_t c = 0; c < chunks; ++c) {
+    if (!layout_.chunk(layer, c).trainable()) load_weight(layer, c, *entry);
   }
 }
 
 void StepPlanner::plan_flush(uint32_t layer) {
+  if (!trainable(layer)) return;
   plan_pending_update(layer, false);
   const OpId last{static_cast<uint32_t>(program_.ops.size()) - 1};
   end_layer(last);

@@ -69,13 +69,20 @@ void OpRunner::run_forward(std::span<const Access> accesses, const Op& op, StepC
 
 void OpRunner::run_head(std::span<const Access> accesses, const Op& op, StepContext& context) {
   const bool backward = op.kind == OpKind::loss;
-  const bool tied = layout_.model.config.tie_word_embeddings;
-  const size_t embedding = backward ? 4 : 2;
-  const Llama::Head head{.weights = at<std::byte>(accesses[0]),
-                         .embedding = tied ? at<std::byte>(accesses[embedding]) : nullptr,
-                         .sums = backward ? at<float>(accesses[3]) : nullptr,
-                         .embedding_sums = tied && backward ? at<float>(accesses[5]) : nullptr,
-                         .first = op.index == 0};
+  const ModelShape& model = layout_.model;
+  const bool tied = model.config.tie_word_embeddings;
+  size_t next = backward ? 3 : 2;  // those that are there follow in this order
+  Llama::Head head{.weights = at<std::byte>(accesses[0]),
+                   .embedding = nullptr,
+                   .sums = nullptr,
+                   .embedding_sums = nullptr,
+                   .first = op.index == 0};
+  if (backward && model.layers.back().trainable()) head.sums = at<float>(accesses[next++]);
+  if (tied) head.embedding = at<std::byte>(accesses[next++]);
+  if (tied && backward && model.layers[0].trainable()) {
+    head.embedding_sums = at<float>(accesses[next++]);
+  }
+  CHECK(next == accesses.size());
   const uint64_t tokens = layout_.options.micro_batch_tokens;
   const double loss =
       llama_.loss(head, at<float>(accesses[1]), context.targets.data() + op.index * tokens,
@@ -86,14 +93,15 @@ void OpRunner::run_head(std::span<const Access> accesses, const Op& op, StepCont
 
 void OpRunner::run_backward(std::span<const Access> accesses, const Op& op, StepContext& context) {
   const uint64_t tokens = layout_.options.micro_batch_tokens;
-  const Access& sums = accesses.back();
-  const bool first = sums.mode == AccessMode::write;
+  const bool trainable = layout_.model.layers[op.layer].trainable();
+  float* sums = trainable ? at<float>(accesses.back()) : nullptr;
+  const bool first = accesses.back().mode == AccessMode::write;
   if (op.layer == 0) {
     return llama_.embed_backward(context.tokens.data() + op.index * tokens, at<float>(accesses[0]),
-                                 at<float>(sums), first);
+                                 sums, first);
   }
   llama_.block_backward(op.layer, at<std::byte>(accesses[0]), at<float>(accesses[1]),
-                        at<float>(accesses[2]), at<float>(sums), first);
+                        at<float>(accesses[2]), sums, first);
 }
 
 void OpRunner::run_reduce(std::span<const Access> accesses, const Op& op, StepContext& context) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "engine/base/error.h"
@@ -17,7 +18,13 @@ struct Piece {
   PageId page;
   OpId writer;
   std::vector<OpId> readers;
+  uint32_t version = 0;  ///< of the page, when it came here
 };
+
+bool moves_pages(OpKind kind) {
+  return kind == OpKind::read || kind == OpKind::write || kind == OpKind::copy_to_device ||
+         kind == OpKind::copy_to_host;
+}
 
 class Verifier {
  public:
@@ -26,12 +33,16 @@ class Verifier {
         layout_(layout),
         order_(program),
         slots_(layout.slots.size()),
-        nvme_(layout.pages.size()) {}
+        nvme_(layout.pages.size()),
+        newest_(layout.pages.size()),
+        updated_(layout.pages.size()),
+        written_(layout.pages.size()) {}
 
   void run() {
     check_layout();
     fill_homes();
     for (uint32_t i = 0; i < program_.ops.size(); ++i) check_op(OpId{i});
+    check_results();
   }
 
  private:
@@ -69,12 +80,12 @@ class Verifier {
       const Page& page = layout_.pages[i];
       const bool stored = page.kind == PageKind::weight || page.kind == PageKind::optimizer ||
                           (page.kind == PageKind::gradient && program_.kind.pending_update);
-      if (!stored) continue;
+      if (!stored || page.bytes == 0) continue;
       if (page.home == Tier::nvme) {
-        nvme_[i] = {1, PageId{i}, OpId{}, {}};
+        nvme_[i] = {1, PageId{i}, OpId{}, {}, 0};
       } else if (page.home_slot != SlotId{}) {
         slots_[page.home_slot.value][page.home_offset] = {
-            page.home_offset + page.bytes, PageId{i}, OpId{}, {}};
+            page.home_offset + page.bytes, PageId{i}, OpId{}, {}, 0};
       }
     }
   }
@@ -84,8 +95,10 @@ class Verifier {
     for (const OpId dep : program_.deps_of(op)) {
       require(dep.value < id.value, id, "depends on a later op {}", dep.value);
     }
+    count_updates(op);
     for (const Access& access : program_.accesses_of(op)) {
       check_reach(id, op, access);
+      if (!moves_pages(op.kind) && access.mode != AccessMode::read) ++newest_[access.page.value];
       uint64_t offset = access.offset;
       const uint64_t end = access.offset + access.bytes;
       for (uint32_t i = 0; i < access.page_count; ++i) {
@@ -131,6 +144,11 @@ class Verifier {
                 "expects {} in slot {} at {}, finds {}", page_name(layout_.page(page)),
                 access.slot.value, it->first,
                 piece.page == PageId{} ? "nothing" : page_name(layout_.page(piece.page)));
+        // An update in place is itself one version ahead of what it finds.
+        const uint32_t made = makes_version(id, access) ? 1 : 0;
+        require(piece.version + made == newest_[page.value], id,
+                "finds an old version of {} in slot {}", page_name(layout_.page(page)),
+                access.slot.value);
       }
       covered = piece.end;
       ordered(piece.writer, id, access.slot);
@@ -146,7 +164,7 @@ class Verifier {
     }
     if (!writes) return;
     pieces.erase(pieces.lower_bound(begin), pieces.lower_bound(end));
-    pieces[begin] = {end, page, id, {}};
+    pieces[begin] = {end, page, id, {}, newest_[page.value]};
   }
 
   void check_nvme(OpId id, const Op& op, const Access& access) {
@@ -157,12 +175,77 @@ class Verifier {
     ordered(home.writer, id, none);
     if (op.kind == OpKind::read) {
       require(home.page == access.page, id, "reads {} before it was written", name);
+      require(home.version == newest_[access.page.value], id, "reads an old version of {}", name);
       home.readers.push_back(id);
       return;
     }
     require(access.bytes == layout_.page(access.page).bytes, id, "writes only a part of {}", name);
     for (const OpId reader : home.readers) ordered(reader, id, none);
-    home = {1, access.page, id, {}};
+    home = {1, access.page, id, {}, newest_[access.page.value]};
+    ++written_[access.page.value];
+  }
+
+  /// Whether an access of a kernel leaves a new version of its page.
+  bool makes_version(OpId id, const Access& access) const {
+    return access.mode != AccessMode::read && !moves_pages(program_.ops[id.value].kind);
+  }
+
+  void count_updates(const Op& op) {
+    if (op.kind != OpKind::update) return;
+    for (const Access& access : program_.accesses_of(op)) {
+      if (access.mode != AccessMode::read) ++updated_[access.page.value];
+    }
+  }
+
+  /// Whether a chunk holds a part of a trainable tensor; from the model, not from the chunk table.
+  bool trains(uint32_t layer, uint32_t chunk) const {
+    uint64_t begin = 0;
+    for (uint32_t c = 0; c < chunk; ++c) begin += weights_of(layer, c);
+    const uint64_t end = begin + weights_of(layer, chunk);
+    return std::ranges::any_of(layout_.model.layers[layer].tensors, [&](const LayerTensor& t) {
+      return t.trainable && t.offset < end && begin < t.offset + t.elements;
+    });
+  }
+  uint64_t weights_of(uint32_t layer, uint32_t chunk) const {
+    return layout_.page(layout_.weight(layer, chunk)).bytes / layout_.options.weight_bytes();
+  }
+
+  /// The version at home, or none.
+  std::optional<uint32_t> version_at_home(uint32_t id) const {
+    const Page& page = layout_.pages[id];
+    if (page.home == Tier::nvme) {
+      return nvme_[id].page == PageId{id} ? std::optional(nvme_[id].version) : std::nullopt;
+    }
+    const auto& pieces = slots_[page.home_slot.value];
+    const auto found = pieces.find(page.home_offset);
+    if (found == pieces.end() || found->second.page != PageId{id}) return std::nullopt;
+    return found->second.version;
+  }
+
+  void check_results() const {
+    const StepKind& kind = program_.kind;
+    const bool in_backward = layout_.options.update == UpdateTiming::in_backward;
+    const bool backward = kind.forward && kind.backward;
+    const bool updates = kind.pending_update || (in_backward && backward);
+    for (uint32_t i = 0; i < layout_.pages.size(); ++i) {
+      const Page& page = layout_.pages[i];
+      const bool gradient = page.kind == PageKind::gradient;
+      if (page.kind != PageKind::weight && page.kind != PageKind::optimizer && !gradient) continue;
+      const bool changes = trains(page.layer, page.index);
+      const auto hold = [&](bool condition, const char* what) {
+        if (condition) return;
+        fail(ErrorCode::internal, "program verification: {}: {}", page_name(page), what);
+      };
+      hold(changes || (newest_[i] == 0 && written_[i] == 0), "is frozen, and written");
+      hold(changes || page.kind == PageKind::weight || page.bytes == 0, "is frozen, with state");
+      if (gradient) {
+        hold(newest_[i] == (changes && backward ? 1u : 0u), "is not left by the backward once");
+      } else if (page.bytes > 0) {
+        hold(updated_[i] == (changes && updates ? 1u : 0u), "is not updated once");
+      }
+      const bool kept = page.bytes > 0 && (!gradient || (backward && !in_backward));
+      hold(!kept || version_at_home(i) == newest_[i], "does not end in its newest version at home");
+    }
   }
 
   void ordered(OpId before, OpId after, SlotId slot) const {
@@ -186,6 +269,8 @@ class Verifier {
   HappensBefore order_;
   std::vector<std::map<uint64_t, Piece>> slots_;
   std::vector<Piece> nvme_;
+  std::vector<uint32_t> newest_;             ///< version of each page
+  std::vector<uint32_t> updated_, written_;  ///< times each page was, by updates and to NVMe
 };
 
 }  // namespace

@@ -10,7 +10,12 @@ namespace overspill {
 /// - dependencies point backwards (so lanes, being FIFO, cannot deadlock);
 /// - accesses lie inside their slots, and lanes touch only memory they can reach;
 /// - two ops that touch the same bytes, one of them writing, are ordered;
-/// - an op that reads a page finds that page there, whole, and its writer has finished;
+/// - an op that reads a page finds that page there, whole and in its newest version, and its writer
+///   has finished;
+/// - updates touch each chunk with a trainable tensor once, when the step has any, and their
+/// results
+///   end up at home; the backward leaves each such chunk's gradient, or updates it;
+/// - chunks without one are only read: no update, no gradient, no write;
 /// - slots do not overlap, and arenas and NVMe stay within their budgets.
 void verify_program(const Program& program, const Layout& layout);
 

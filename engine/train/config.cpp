@@ -260,8 +260,11 @@ std::string describe_train_keys() {
   std::string text;
   for (const ConfigKey& key : train_keys()) {
     text += describe_key(key);
-    if (key.name != "datasets") continue;
-    for (const ConfigKey& item : dataset_item_keys()) text += describe_key(item);
+    if (key.name == "datasets") {
+      for (const ConfigKey& item : dataset_item_keys()) text += describe_key(item);
+    } else if (key.name == "lr_groups") {
+      for (const ConfigKey& item : lr_group_item_keys()) text += describe_key(item);
+    }
   }
   return text;
 }

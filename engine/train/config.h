@@ -10,6 +10,7 @@
 
 #include "engine/plan/layout.h"
 #include "engine/plan/profile.h"
+#include "engine/train/parameter_groups.h"
 #include "engine/train/token_data.h"
 #include "nvme/async_io.h"
 #include "optim/lr_schedule.h"
@@ -67,6 +68,9 @@ struct TrainConfig {
   LrScheduler lr_scheduler = LrScheduler::cosine;
   std::optional<uint64_t> warmup_steps;
   std::optional<double> warmup_ratio;
+  /// Regular expressions of the tensors that train; absent: all of them.
+  std::optional<std::vector<std::string>> unfrozen_parameters;
+  std::vector<LrGroup> lr_groups;  ///< tensors with a peak rate of their own
   double weight_decay = 0.0;
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;

@@ -14,12 +14,20 @@ namespace overspill {
 const std::vector<ConfigKey>& train_keys();
 /// Keys of one item of `datasets` and `test_datasets`, named "datasets[].path" and so on.
 const std::vector<ConfigKey>& dataset_item_keys();
+/// The same of `lr_groups`.
+const std::vector<ConfigKey>& lr_group_item_keys();
 const ConfigKey* find_key(std::span<const ConfigKey> keys, std::string_view name);
 /// Whether a dotted name is a mapping of keys: "offload", "offload.io".
 bool is_section(std::string_view name);
 
 /// Appends the rows of the optimizer.
 void add_optimizer_keys(std::vector<ConfigKey>& keys);
+
+/// The items of a list that must have some, "path[0]" and so on.
+std::vector<ConfigValue> list_items(const ConfigValue& list);
+/// Applies the entries of an item's mapping; `keys` have the names prefix + entry.
+void apply_item(const ConfigValue& item, const std::string& prefix, std::span<const ConfigKey> keys,
+                TrainConfig& config);
 
 // Appliers of keys with a shape of their own.
 void apply_datasets(const ConfigValue& list, TrainConfig& config, bool evaluation);

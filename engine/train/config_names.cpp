@@ -140,9 +140,10 @@ void refuse_unknown_key(const MappingEntry& entry, const std::string& section, b
        "{}; remove it, or see `overspill train --help-keys` for all keys", prefix);
 }
 
-void refuse_unknown_item_key(const MappingEntry& entry, const std::string& path) {
+void refuse_unknown_item_key(const MappingEntry& entry, const std::string& path,
+                             std::span<const ConfigKey> keys) {
   std::vector<std::string> leaves;
-  for (const ConfigKey& key : dataset_item_keys()) leaves.emplace_back(leaf_name(key.name));
+  for (const ConfigKey& key : keys) leaves.emplace_back(leaf_name(key.name));
   const std::string near = nearest_name(entry.name, leaves);
   fail(ErrorCode::invalid_config, "{}: {}.{}: found an unknown key; {}accepted: {}; remove it",
        entry.where, path, entry.name,

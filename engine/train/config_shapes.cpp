@@ -34,12 +34,7 @@ void apply_dataset(const ConfigValue& item, TrainConfig& config) {
          item.where, item.path, describe_node(item.node));
   }
   config.datasets.emplace_back();
-  for (const MappingEntry& entry : mapping_entries(item.node, item.source, item.path)) {
-    const ConfigKey* const key = find_key(dataset_item_keys(), "datasets[]." + entry.name);
-    if (!key) refuse_unknown_item_key(entry, item.path);
-    if (entry.node.IsNull()) continue;
-    key->apply({key, item.path + "." + entry.name, entry.node, entry.where, item.source}, config);
-  }
+  apply_item(item, "datasets[].", dataset_item_keys(), config);
   if (!config.datasets.back().path.empty()) return;
   fail(ErrorCode::invalid_config,
        "{}: {}.path: found nothing; every dataset needs the path of a file; write for example "
@@ -48,6 +43,28 @@ void apply_dataset(const ConfigValue& item, TrainConfig& config) {
 }
 
 }  // namespace
+
+void apply_item(const ConfigValue& item, const std::string& prefix, std::span<const ConfigKey> keys,
+                TrainConfig& config) {
+  for (const MappingEntry& entry : mapping_entries(item.node, item.source, item.path)) {
+    const ConfigKey* const key = find_key(keys, prefix + entry.name);
+    if (!key) refuse_unknown_item_key(entry, item.path, keys);
+    if (entry.node.IsNull()) continue;
+    key->apply({key, item.path + "." + entry.name, entry.node, entry.where, item.source}, config);
+  }
+}
+
+std::vector<ConfigValue> list_items(const ConfigValue& list) {
+  if (!list.node.IsSequence()) refuse_value(list);
+  if (list.node.size() == 0) refuse_value(list, "an empty list");
+  std::vector<ConfigValue> items;
+  for (size_t i = 0; i < list.node.size(); ++i) {
+    const YAML::Node node = list.node[i];
+    items.push_back(
+        {list.key, fmt::format("{}[{}]", list.path, i), node, list.source.at(node), list.source});
+  }
+  return items;
+}
 
 const std::vector<ConfigKey>& dataset_item_keys() {
   static const std::vector<ConfigKey> kKeys = {
@@ -65,13 +82,8 @@ const std::vector<ConfigKey>& dataset_item_keys() {
 }
 
 void apply_datasets(const ConfigValue& list, TrainConfig& config, bool evaluation) {
-  if (!list.node.IsSequence()) refuse_value(list);
-  if (list.node.size() == 0) refuse_value(list, "an empty list");
-  for (size_t i = 0; i < list.node.size(); ++i) {
-    const YAML::Node node = list.node[i];
-    apply_dataset(
-        {list.key, fmt::format("{}[{}]", list.path, i), node, list.source.at(node), list.source},
-        config);
+  for (const ConfigValue& item : list_items(list)) {
+    apply_dataset(item, config);
     config.datasets.back().evaluation |= evaluation;
   }
 }

@@ -80,11 +80,14 @@ void fill_masters(PageStore& store, const char* what, const Fill& fill) {
         const std::span<float> part(block.data(), std::min(kBlock, piece.count - at));
         fill(piece, piece.tensor_begin + at, part);
         auto* hi = reinterpret_cast<uint16_t*>(weights) + piece.chunk_begin + at;
-        auto* lo = reinterpret_cast<int16_t*>(state) + piece.chunk_begin + at;
+        const uint64_t first = piece.chunk_begin + at;
         for (size_t i = 0; i < part.size(); ++i) {
           const SplitMaster master = split_master(part[i]);
           hi[i] = master.weight;
-          if (piece.tensor->trainable) lo[i] = master.remainder;  // frozen: as compute uses it
+          // Frozen: as compute uses it.
+          if (piece.tensor->trainable) {
+            reinterpret_cast<int16_t*>(state)[first + i] = master.remainder;
+          }
         }
       }
     }
@@ -275,8 +278,17 @@ void load_optimizer(PageStore& store, const std::filesystem::path& path, bool mo
     return found;
   };
   for (const LayerTensor* tensor : all_tensors(layout.model)) {
-    if (!tensor->trainable) continue;
-    for (const StateArray& array : state_arrays(rule, *tensor, moments_zero)) entry(*tensor, array);
+    for (const StateArray& array : state_arrays(rule, *tensor, moments_zero)) {
+      if (tensor->trainable) {
+        entry(*tensor, array);
+      } else if (file.find(tensor->name + array.suffix) != nullptr) {
+        // Without its remainder, a master would silently become its bf16 weight.
+        fail(ErrorCode::invalid_file,
+             "{}: {}{} is the state of a tensor that this run freezes; resume with the "
+             "unfrozen_parameters that wrote the checkpoint, or start from it as base_model",
+             path.string(), tensor->name, array.suffix);
+      }
+    }
   }
   const auto read_chunk = [&](uint32_t l, uint32_t c, const std::vector<Piece>& pieces) {
     const Chunk& chunk = layout.chunk(l, c);

@@ -55,6 +55,12 @@ TrainConfig with_chosen_drives(TrainConfig config) {
   return config;
 }
 
+ModelShape trained_model(const TrainConfig& config) {
+  ModelShape model = llama_layers(load_model_config(config_path(config)));
+  apply_parameter_groups(model, config.unfrozen_parameters, config.lr_groups);
+  return model;
+}
+
 PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, const Llama& llama) {
   const OffloadConfig& offload = config.offload;
   PlanOptions o;
@@ -86,7 +92,7 @@ PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, con
 
 RunSetup::RunSetup(const TrainConfig& c)
     : config(with_chosen_drives(c)),
-      model(llama_layers(load_model_config(config_path(c)))),
+      model(trained_model(c)),
       batch{c.micro_batch_size, c.sequence_len},
       llama(model, weight_type(), batch, host_kernels()),
       layout(plan_layout(model, plan_options(config, batch, llama))) {

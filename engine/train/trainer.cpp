@@ -66,12 +66,18 @@ Trainer::Trainer(const TrainConfig& config)
     warmup =
         static_cast<uint64_t>(std::ceil(*config.warmup_ratio * static_cast<double>(total_steps_)));
   }
-  schedule_ = {config.lr_scheduler, config.learning_rate, warmup, total_steps_};
+  schedules_ = {{config.lr_scheduler, config.learning_rate, warmup, total_steps_}};
+  for (const LrGroup& group : config.lr_groups) {
+    schedules_.push_back({config.lr_scheduler, group.learning_rate, warmup, total_steps_});
+  }
   rule_ = setup_.layout.options.update_rule();
   const size_t step_tokens = setup_.batch.tokens() * config.gradient_accumulation_steps;
   tokens_.resize(step_tokens);
   targets_.resize(step_tokens);
   log_plan(setup_.layout);
+  for (const std::string& line : describe_parameter_groups(setup_.model, config.lr_groups)) {
+    log_info("{}", line);
+  }
   require_output_dir(config.output_dir);
   remove_partial_checkpoints(config.output_dir);
   load(start_);
@@ -138,7 +144,8 @@ Trace Trainer::execute(const Program& program, StepContext& context) {
 }
 
 UpdateStep Trainer::next_update(double gradient_scale) const {
-  const double rates[] = {schedule_.at(position_.step)};
+  std::vector<double> rates;
+  for (const LrSchedule& schedule : schedules_) rates.push_back(schedule.at(position_.step));
   return update_step(rule_, rates, position_.updates + 1, gradient_scale);
 }
 
@@ -147,7 +154,7 @@ Trainer::StepOutcome Trainer::train_step() {
   const uint32_t micro_batches = config.gradient_accumulation_steps;
   const bool in_backward = config.offload.update == UpdateTiming::in_backward;
   StepOutcome outcome;
-  outcome.learning_rate = schedule_.at(position_.step);
+  outcome.learning_rate = schedules_[0].at(position_.step);
   fill_batch(*data_, position_.cursor, micro_batches);
   StepContext& step = context(micro_batches);
   const bool updates = in_backward || pending_;
@@ -191,7 +198,8 @@ void Trainer::decide_update(StepOutcome& outcome, const StepContext& step) {
   outcome.skipped = true;
   ++report_.skipped_updates;
   const std::string what = std::isfinite(outcome.loss) ? "gradient" : "loss";
-  if (in_backward && std::isfinite(outcome.loss) && std::isfinite(step.gradient_squares.back())) {
+  const double top = step.gradient_squares[setup_.model.highest_trainable()];  // updated first
+  if (in_backward && std::isfinite(outcome.loss) && std::isfinite(top)) {
     fail(ErrorCode::non_finite,
          "step {}: non-finite gradient after layers above it were already updated (update: "
          "in_backward "

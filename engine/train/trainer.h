@@ -73,7 +73,7 @@ class Trainer {
   std::optional<SequenceData> data_, eval_data_;
   RunStart start_;
   uint64_t total_steps_ = 0;
-  LrSchedule schedule_;
+  std::vector<LrSchedule> schedules_;  ///< learning_rate's, then those of lr_groups
   OptimizerSettings rule_;
   PageStore store_;
   Executor executor_;

@@ -156,6 +156,21 @@ TEST_F(TrainConfigTest, ReadsEveryOffloadKey) {
   EXPECT_EQ(offload.io.timeout, std::chrono::milliseconds(1500));
 }
 
+TEST_F(TrainConfigTest, ReadsWhatTrainsAndHowFast) {
+  EXPECT_FALSE(load(kMinimal).unfrozen_parameters.has_value());
+  const TrainConfig config = load(std::string(kMinimal) +
+                                  "unfrozen_parameters: ['^model.layers.2[0-9]', lm_head]\n"
+                                  "lr_groups:\n  - {name: a, modules: [mlp, norm], lr: 1e-4}\n"
+                                  "  - name: b\n    modules: [lm_head]\n    lr: 0.5\n");
+  EXPECT_EQ(config.unfrozen_parameters,
+            (std::vector<std::string>{"^model.layers.2[0-9]", "lm_head"}));
+  ASSERT_EQ(config.lr_groups.size(), 2u);
+  EXPECT_EQ(config.lr_groups[0].name, "a");
+  EXPECT_EQ(config.lr_groups[0].modules, (std::vector<std::string>{"mlp", "norm"}));
+  EXPECT_EQ(config.lr_groups[0].learning_rate, 1e-4);
+  EXPECT_EQ(config.lr_groups[1].learning_rate, 0.5);
+}
+
 TEST_F(TrainConfigTest, AutoAndEmptyValuesMeanDefaults) {
   const TrainConfig config =
       load(std::string(kMinimal) +
@@ -352,6 +367,33 @@ TEST_F(TrainConfigRefusal, WrongDatasets) {
              {"datasets:\n  - path: a\n    split: eval\n", {}, {"split", "train or validation"}},
              {"datasets:\n  - path: a\n    path: b\n", {}, {":7: datasets[0].path", "second time"}},
              {"datasets:\n  - {path: a, split: validation}\n", {}, {"nothing to train on"}}});
+}
+
+TEST_F(TrainConfigRefusal, WrongParameterGroups) {
+  expect_all(
+      kMinimal,
+      {{"unfrozen_parameters: lm_head\n",
+        {},
+        {":7: unfrozen_parameters: found \"lm_head\"", "list"}},
+       {"unfrozen_parameters: []\n", {}, {"unfrozen_parameters: found an empty list"}},
+       {"unfrozen_parameters:\n  - a\n  - (b\n",
+        {},
+        {":9: unfrozen_parameters[1]: found \"(b\", which is no regular expression"}},
+       {"unfrozen_parameters: ['^a$[:32000]']\n",
+        {},
+        {":7: unfrozen_parameters[0]: found \"^a$[:32000]\"", "whole or not at all"}},
+       {"lr_groups: {name: a}\n", {}, {":7: lr_groups: found a mapping"}},
+       {"lr_groups: [a]\n", {}, {":7: lr_groups[0]: found \"a\""}},
+       {"lr_groups:\n  - {name: a, modules: [b], lr: 0}\n", {}, {":8: lr_groups[0].lr: found 0"}},
+       {"lr_groups: [{name: a, modules: b, lr: 1}]\n", {}, {"[0].modules: found \"b\"", "a list"}},
+       {"lr_groups: [{name: a, lr: 1e-3}]\n", {}, {"lr_groups[0].modules: found nothing"}},
+       {"lr_groups: [{name: a, modules: [b]}]\n", {}, {"lr_groups[0].lr: found nothing"}},
+       {"lr_groups:\n  - {name: a, module: [b], lr: 1}\n",
+        {},
+        {":8: lr_groups[0].module: found an unknown key", "did you mean \"modules\"?"}},
+       {"lr_groups:\n  - {name: a, modules: [b], lr: 1}\n  - {name: a, modules: [c], lr: 1}\n",
+        {},
+        {":9: lr_groups[1].name: found \"a\" a second time"}}});
 }
 
 TEST_F(TrainConfigRefusal, MissingKeys) {

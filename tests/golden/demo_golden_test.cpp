@@ -65,6 +65,19 @@ TEST_F(DemoGolden, Float32CurveIsPyTorchs) {
                {1e-4, 1e-4});
 }
 
+TEST_F(DemoGolden, CurveWithFrozenTensorsAndGroupsIsPyTorchs) {
+  const Json& groups = golden_.at("groups");
+  TrainConfig frozen = config(Precision::float32);
+  frozen.unfrozen_parameters = groups.at("unfrozen").get<std::vector<std::string>>();
+  for (const auto& [part, rate] : groups.at("lr_groups").items()) {
+    frozen.lr_groups.push_back({part, {part}, rate.get<double>()});
+  }
+  const Curve all = curve_of(golden_.at("curves").at("float32"));
+  const Curve want = curve_of(golden_.at("curves").at("groups"));
+  EXPECT_LT(want[0].grad_norm, 0.9 * all[0].grad_norm) << "of fewer tensors";
+  expect_curve(train(frozen), want, {1e-4, 1e-4});
+}
+
 TEST_F(DemoGolden, Bf16CurveIsPyTorchsWithFloat32Master) {
   // Single weights may round to the other bf16 neighbour: 1e-3 in the loss, more in its gradient.
   expect_curve(train(config(Precision::bf16)), curve_of(golden_.at("curves").at("bf16")),

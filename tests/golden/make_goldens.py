@@ -2,7 +2,8 @@
 """Regenerates every committed golden file of this folder: `pip install torch numpy`, then run it.
 
 demo_model.json     the demo's model on a fixed prompt (float64) and trained for ten steps on the
-                    repository's LICENSE (float32, and bf16 weights with a float32 master)
+                    repository's LICENSE (float32, bf16 weights with a float32 master, and
+                    float32 with frozen tensors and groups of learning rates)
 adamw_pytorch.json  see adamw_pytorch.py
 """
 import dataclasses
@@ -23,6 +24,8 @@ PROMPT = "Permission is hereby granted to copy and distribute this license docum
 SETTINGS = reference.Settings(
     sequence_len=64, micro_batch=2, accumulation=2, steps=10, learning_rate=5e-4,
     scheduler="cosine", warmup_steps=2, weight_decay=0.1, beta2=0.95, max_grad_norm=1.0)
+GROUPS = {"unfrozen": ["model.layers.[2-5].", "model.layers.1.mlp.down_proj", "model.norm"],
+          "lr_groups": {"mlp": 1e-3, "norm": 2e-4}}
 
 
 def demo_model():
@@ -35,12 +38,14 @@ def demo_model():
     curves = {
         "float32": dataclasses.replace(SETTINGS, precision="float32"),
         "bf16": dataclasses.replace(SETTINGS, precision="bf16", round_gradients=True),
+        "groups": dataclasses.replace(SETTINGS, precision="float32", **GROUPS),
     }
     return {
         "prompt": PROMPT,
         "last_logits": reference.logits_of(config, wide, tokens)[0, -1].tolist(),
         "token_losses": losses.tolist(),
         "settings": dataclasses.asdict(SETTINGS),
+        "groups": GROUPS,
         "curves": {key: reference.train(config, tensors, stream, s) for key, s in curves.items()},
     }
 

@@ -16,6 +16,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import re
 import struct
 
 import numpy
@@ -41,6 +42,8 @@ class Settings:
     max_grad_norm: float = 1.0
     precision: str = "float32"  # float64, float32, bf16
     round_gradients: bool = False  # bf16 rounding of the summed gradients, as the engine does
+    unfrozen: tuple = ()  # regular expressions of what trains; empty: everything
+    lr_groups: dict = dataclasses.field(default_factory=dict)  # part of a name -> its peak rate
 
 
 def read_safetensors(path):
@@ -149,15 +152,29 @@ def nearest_bf16_ties_away(master):
     return (high - ((high >> 31) << 32)).to(torch.int32).view(torch.float32)
 
 
-def rate_at(s, step):
+def rate_at(s, step, peak):
     if step < s.warmup_steps:
-        return s.learning_rate * step / s.warmup_steps
+        return peak * step / s.warmup_steps
     progress = min(1.0, (step - s.warmup_steps) / max(1, s.steps - s.warmup_steps))
     if s.scheduler == "linear":
-        return s.learning_rate * (1 - progress)
+        return peak * (1 - progress)
     if s.scheduler == "cosine":
-        return s.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
-    return s.learning_rate
+        return peak * 0.5 * (1 + math.cos(math.pi * progress))
+    return peak
+
+
+def trains(s, name):
+    return not s.unfrozen or any(re.match(pattern, name) for pattern in s.unfrozen)
+
+
+def parameter_groups(s, masters):
+    """One group for each tensor that trains, with its peak rate."""
+    groups = []
+    for name, master in masters.items():
+        peaks = [rate for part, rate in s.lr_groups.items() if part in name] or [s.learning_rate]
+        groups.append({"params": [master], "peak": peaks[0], "lr": peaks[0],
+                       "weight_decay": s.weight_decay if master.dim() >= 2 else 0.0})
+    return groups
 
 
 def sequence_batch(stream, s, first):
@@ -170,12 +187,9 @@ def sequence_batch(stream, s, first):
 def train(config, tensors, stream, s):
     """[{"step", "loss", "grad_norm"}]: loss before the update, norm before clipping."""
     dtype = torch.float64 if s.precision == "float64" else torch.float32
-    masters = {name: t.to(dtype).clone() for name, t in tensors.items()}
-    groups = [
-        {"params": [m for m in masters.values() if m.dim() >= 2], "weight_decay": s.weight_decay},
-        {"params": [m for m in masters.values() if m.dim() < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=s.learning_rate, betas=(s.beta1, s.beta2),
+    masters = {name: t.to(dtype).clone() for name, t in tensors.items() if trains(s, name)}
+    frozen = {name: t.to(dtype) for name, t in tensors.items() if not trains(s, name)}
+    optimizer = torch.optim.AdamW(parameter_groups(s, masters), betas=(s.beta1, s.beta2),
                                   eps=s.epsilon, foreach=False)
     epoch = (len(stream) - 1) // s.sequence_len
     cursor, curve = 0, []
@@ -189,7 +203,7 @@ def train(config, tensors, stream, s):
                 raise SystemExit("the token file is too short for this many steps")
             inputs, targets = sequence_batch(stream, s, cursor)
             cursor += s.micro_batch
-            losses = token_losses(config, weights, inputs, targets)
+            losses = token_losses(config, weights | frozen, inputs, targets)
             loss += losses.detach().double().sum().item() / tokens_in_step
             (losses.sum() / tokens_in_step).backward()
         gradients = {name: w.grad for name, w in weights.items()}
@@ -201,7 +215,7 @@ def train(config, tensors, stream, s):
                 gradient = gradient.to(torch.bfloat16).to(dtype)
             master.grad = gradient * clip
         for group in optimizer.param_groups:
-            group["lr"] = rate_at(s, step)
+            group["lr"] = rate_at(s, step, group["peak"])
         optimizer.step()
         curve.append({"step": step + 1, "loss": loss, "grad_norm": norm})
     return curve
@@ -223,7 +237,11 @@ def main():
     parser.add_argument("--threads", type=int)
     for field in dataclasses.fields(Settings):
         name = "--" + field.name.replace("_", "-")
-        if field.type in (bool, "bool"):
+        if field.name == "unfrozen":
+            parser.add_argument(name, nargs="*", default=())
+        elif field.name == "lr_groups":
+            parser.add_argument(name, type=json.loads, default={}, help='{"mlp": 1e-4, ...}')
+        elif field.type in (bool, "bool"):
             parser.add_argument(name, action="store_true")
         elif field.default is dataclasses.MISSING:
             parser.add_argument(name, type=field.type, required=True)

@@ -2,7 +2,6 @@
 // one run: every round runs each once, and ratios are medians over rounds. The same pool of
 // threads, huge pages and task size for all; arrays far larger than the caches.
 #include <fmt/format.h>
-#include <immintrin.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -13,6 +12,10 @@
 #include <functional>
 #include <string>
 #include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "engine/base/dtype.h"
 #include "engine/base/parallel.h"
@@ -54,21 +57,30 @@ void fill_bf16(std::byte* array, uint64_t count, uint64_t key, float size) {
 }
 
 /// STREAM's triad with stores that bypass the caches, so that no line is read before it is written.
-#if defined(__x86_64__) && !defined(__clang__)
-__attribute__((target_clones("avx512f", "default")))
-#endif
-void triad(float* a, const float* b, const float* c, uint64_t begin, uint64_t end) {
 #if defined(__x86_64__)
-  const __m128 scalar = _mm_set1_ps(3.0f);
+__attribute__((target("avx512f"))) void triad_avx512(float* a, const float* b, const float* c,
+                                                     uint64_t begin, uint64_t end) {
+  const __m512 scalar = _mm512_set1_ps(3.0f);
   for (uint64_t i = begin; i < end; i += 16) {
-    for (uint64_t j = i; j < i + 16; j += 4) {
-      _mm_stream_ps(a + j, _mm_load_ps(b + j) + scalar * _mm_load_ps(c + j));
-    }
+    _mm512_stream_ps(a + i, _mm512_load_ps(b + i) + scalar * _mm512_load_ps(c + i));
   }
-#else
-  for (uint64_t i = begin; i < end; ++i) a[i] = b[i] + 3.0f * c[i];
-#endif
 }
+void triad_sse2(float* a, const float* b, const float* c, uint64_t begin, uint64_t end) {
+  const __m128 scalar = _mm_set1_ps(3.0f);
+  for (uint64_t i = begin; i < end; i += 4) {
+    _mm_stream_ps(a + i, _mm_load_ps(b + i) + scalar * _mm_load_ps(c + i));
+  }
+}
+void triad(float* a, const float* b, const float* c, uint64_t begin, uint64_t end) {
+  static const bool wide = __builtin_cpu_supports("avx512f");
+  wide ? triad_avx512(a, b, c, begin, end) : triad_sse2(a, b, c, begin, end);
+  _mm_sfence();
+}
+#else
+void triad(float* a, const float* b, const float* c, uint64_t begin, uint64_t end) {
+  for (uint64_t i = begin; i < end; ++i) a[i] = b[i] + 3.0f * c[i];
+}
+#endif
 
 struct PlainStep {
   float decay, beta2, one_minus_beta1, one_minus_beta2, step_size, inverse_sqrt_bias2, epsilon;

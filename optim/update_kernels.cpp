@@ -124,7 +124,7 @@ HWY_INLINE FloatVector update(const UpdateBlocks& a, FloatVector p, FloatVector 
 
 /// Parameters by which every array is asked for ahead: arithmetic and memory overlap more than with
 /// the processor's own prefetching, which stops at pages.
-constexpr size_t kAhead = 1024;
+constexpr size_t kAhead = 512;
 HWY_INLINE void prefetch(const std::byte* array, size_t i, size_t width) {
   hwy::Prefetch(array + (i + kAhead) * width);
 }

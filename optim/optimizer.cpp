@@ -233,9 +233,9 @@ void update_chunk(const OptimizerSettings& settings, const UpdateStep& step,
   const Call call{settings, step, chunk, state_layout(settings, chunk.parameters, chunk.exact),
                   widths_of(settings)};
   check_runs(call, runs);
-  if (moments_zero) {
-    std::memset(call.state(call.layout.exact_first), 0,
-                call.layout.bytes - call.layout.exact_first);
+  const uint64_t exact_bytes = call.layout.bytes - call.layout.exact_first;
+  if (moments_zero && exact_bytes != 0) {
+    std::memset(call.state(call.layout.exact_first), 0, exact_bytes);
   }
   parallel_blocks(chunk.parameters, kTask, [&](uint64_t begin, uint64_t end) {
     if (moments_zero) zero_moments(call, begin, end);

@@ -118,7 +118,8 @@ OptimizerSettings long_settings(const Json& c) {
 }
 
 TEST(Optimizer, HundredStepsAreWithinAMillionthOfPyTorchs) {
-  for (const Json& c : golden().at("long")) {
+  const Json all = golden();
+  for (const Json& c : all.at("long")) {
     SCOPED_TRACE(c.at("name").get<std::string>());
     for (const MasterFormat master : kMasters) {
       OptimizerSettings settings = long_settings(c);

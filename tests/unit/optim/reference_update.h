@@ -102,7 +102,8 @@ class ReferenceChunk {
   }
 
   void zero_moments() const {
-    std::memset(chunk_.state + layout_.first, 0, layout_.bytes - layout_.first);
+    const std::byte zero{0};
+    for (uint64_t i = layout_.first; i < layout_.bytes; ++i) set_element(chunk_.state, i, zero);
   }
 
  private:

@@ -210,6 +210,20 @@ TEST_F(NonFinite, AGradientBelowUpdatedLayersStopsUpdatesInTheBackward) {
   }
 }
 
+/// The highest layer that trains is the first to be updated: nothing is undone when it is skipped.
+TEST_F(NonFinite, AGradientBelowFrozenLayersSkipsTheUpdateInTheBackward) {
+  const Weights weights = overflowing_gradient_in_block_0();
+  TrainConfig config = config_of(weights);
+  config.unfrozen_parameters = {{"model.embed_tokens", "model.layers.0."}};
+  config.max_steps = 1;
+  update_in_backward(config);
+  const FinishedRun run = run_fresh(config);
+  EXPECT_EQ(run.report.skipped_updates, 1u);
+  EXPECT_EQ(run.steps()[0].at("update_skipped"), true);
+  EXPECT_EQ(run.checkpoint.at("model.safetensors"),
+            bytes_of_file(config.base_model / "model.safetensors"));
+}
+
 /// A layer's update starts only when its gradients are known to be finite.
 TEST_F(NonFinite, UpdatesInTheBackwardFollowTheirLayersReduction) {
   size_t updates = 0;

@@ -3,16 +3,18 @@
 // kept in the mean. Pure functions, the reference for the vector kernels (update_kernels.cpp): the
 // same operations on every target, each rounded correctly, so the bits are the same too.
 //
-// An 8-bit magnitude c stands for level(c) = (1 + c%16 / 16) 2^(1 + c/16) - 2, whose sum with two
-// is a float32 with c in its lowest exponent and four highest mantissa bits: coding is shifts.
-// Levels are 1/8 apart up to level(16) = 2, from there on between 1/8 and 1/31 of their size. The
-// largest value of a block, its scale, is the top level exactly:
-//   exp_avg     sign and 7 bits, top level(127) = 494:    the smallest level is scale / 3952
-//   exp_avg_sq  8 bits,          top level(255) = 126974: the smallest level is scale / 1015792
-// Rounding picks one of the two levels around a value. So errors stay below max(scale / (8 top),
-// |value| / 8), and their mean is zero within 2^-15 of the distance of the levels. A positive
+// An 8-bit magnitude c stands for level(c) = (1 + c%8 / 8) 2^(1 + c/8) - 2, whose sum with two is a
+// float32 with c in its lowest exponent and three highest mantissa bits: coding is shifts. Levels
+// are 1/4 apart up to level(8) = 2, from there on between 1/4 and 1/15 of their size. The largest
+// value of a block, its scale, is the top level exactly:
+//   exp_avg     sign and 7 bits, top level(127) = 122878:    the smallest is scale / 491512
+//   exp_avg_sq  8 bits,          top level(255) = 8.05e9:    the smallest is scale / 3.2e10
+// Rounding picks one of the two levels around a value. So errors stay below max(scale / (4 top),
+// |value| / 4), and their mean is zero within 2^-15 of the distance of the levels. A positive
 // exp_avg_sq never becomes zero, which would explode the update: it is at least the smallest
-// level, whose root is 1/1008 of the largest's, and exp_avg's smallest level is 1/3952 of its.
+// level, whose root is 1/179000 of the largest's, while exp_avg's smallest level is 1/491512 of
+// its. One more mantissa bit and one less of exponent would halve the noise but slow down
+// parameters whose gradients are 1/1000 of their block's largest, or less.
 #pragma once
 
 #include <algorithm>
@@ -48,25 +50,26 @@ constexpr uint16_t round_to_bf16(float value, uint32_t random) {
   return static_cast<uint16_t>((std::bit_cast<uint32_t>(value) + random) >> 16);
 }
 
-inline constexpr float kFirstTop = 494.0f, kSecondTop = 126974.0f;
+inline constexpr float kFirstTop = 122878.0f, kSecondTop = 8053063680.0f;
 /// 1/top, rounded; times top it is one exactly, so the largest value is decoded to itself.
 inline constexpr float kFirstTopInverse = 1.0f / kFirstTop, kSecondTopInverse = 1.0f / kSecondTop;
 static_assert(kFirstTop * kFirstTopInverse == 1.0f && kSecondTop * kSecondTopInverse == 1.0f);
 
 /// A level plus two: its bits are the code shifted, and kTwoBits.
 inline constexpr uint32_t kTwoBits = 0x40000000u;
-inline constexpr int kLevelShift = 19;  ///< 23 mantissa bits, 4 of them kept
-/// 16 random bits below the code. The lowest three of the fraction stay free: a block's largest
+inline constexpr int kLevelShift = 20;  ///< 23 mantissa bits, 3 of them kept
+/// 16 random bits below the code. The lowest four of the fraction stay free: a block's largest
 /// value is up to 7 units above the top level (level_factor) and must not round past it.
-inline constexpr uint32_t kNoiseMask = 0x7fff8u;
+inline constexpr uint32_t kNoiseMask = 0xffff0u;
+inline constexpr int kNoiseShift = 12;  ///< of the second moment
 constexpr uint32_t first_noise(uint32_t random) { return random & kNoiseMask; }
-/// Shares three bits with first_noise, the highest there and the lowest here.
-constexpr uint32_t second_noise(uint32_t random) { return (random >> 13) & kNoiseMask; }
+/// Shares four bits with first_noise, the highest there and the lowest here.
+constexpr uint32_t second_noise(uint32_t random) { return (random >> kNoiseShift) & kNoiseMask; }
 
-/// Scale of a block whose largest magnitude this is. Below 2^-100 the scale stays 2^-100, so that
+/// Scale of a block whose largest magnitude this is. Below 2^-90 the scale stays 2^-90, so that
 /// level_factor is finite; an all-zero block has scale 0 and codes 0 (or minus 0).
 constexpr float block_scale(float largest) {
-  return largest == 0 ? 0.0f : std::max(largest, 0x1p-100f);
+  return largest == 0 ? 0.0f : std::max(largest, 0x1p-90f);
 }
 /// From values to levels. 2^-22 too large: after three roundings the scale itself is at least the
 /// top level, and at most 7 units in the last place above it.
@@ -74,7 +77,7 @@ constexpr float level_factor(float scale, float top) {
   return scale == 0 ? 0.0f : top / scale * (1 + 0x1p-22f);
 }
 
-/// The code, and 0x800.
+/// The code, and 0x400.
 inline uint32_t encode_level(float magnitude, float factor, uint32_t noise) {
   return (std::bit_cast<uint32_t>(magnitude * factor + 2.0f) + noise) >> kLevelShift;
 }
@@ -94,7 +97,7 @@ inline float decode_first(uint8_t code, float scale) {
 }
 
 inline uint8_t encode_second(float value, float factor, uint32_t random) {
-  const uint32_t least = value > 0 ? 0x801 : 0;
+  const uint32_t least = value > 0 ? 0x401 : 0;
   return static_cast<uint8_t>(std::max(encode_level(value, factor, second_noise(random)), least));
 }
 inline float decode_second(uint8_t code, float scale) {

@@ -237,9 +237,9 @@ HWY_INLINE WordVector encode_first(FloatVector m, float factor, WordVector rando
   return hn::OrAnd(encode(hn::Abs(m), factor, noise), sign, hn::Set(kWords, 0x80u));
 }
 HWY_INLINE WordVector encode_second(FloatVector v, float factor, WordVector random) {
-  const auto noise = hn::And(hn::ShiftRight<13>(random), hn::Set(kWords, kNoiseMask));
+  const auto noise = hn::And(hn::ShiftRight<kNoiseShift>(random), hn::Set(kWords, kNoiseMask));
   const auto positive = hn::RebindMask(kWords, hn::Gt(v, hn::Zero(kFloats)));
-  const auto least = hn::IfThenElseZero(positive, hn::Set(kWords, 0x801u));
+  const auto least = hn::IfThenElseZero(positive, hn::Set(kWords, 0x401u));
   return hn::Max(encode(v, factor, noise), least);
 }
 

@@ -14,7 +14,7 @@ namespace overspill {
 namespace {
 
 /// rounding_bits whose noise for the first, or the second moment is n, n < 2^16.
-uint32_t first_random(uint32_t n) { return n << 3; }
+uint32_t first_random(uint32_t n) { return n << 4; }
 uint32_t second_random(uint32_t n) { return n << 16; }
 
 /// Values spread over magnitudes, positive, up to `largest`.
@@ -22,7 +22,7 @@ std::vector<float> sample(float largest, size_t count) {
   std::vector<float> values;
   for (size_t i = 0; i < count; ++i) {
     const auto u = static_cast<double>(random_bits(5, i) >> 11) * 0x1p-53;
-    values.push_back(largest * static_cast<float>(std::pow(10.0, -7 * u)));
+    values.push_back(largest * static_cast<float>(std::pow(10.0, -11 * u)));
   }
   return values;
 }
@@ -66,7 +66,7 @@ TEST(MomentFormats, Bf16IsExactInTheMean) {
 }
 
 TEST(MomentFormats, LargestValueIsExactWhateverTheRandomBits) {
-  for (const float size : {1e-30f, 0x1p-100f, 1e-12f, 1.0f, 3e8f, 1e30f}) {
+  for (const float size : {0x1p-90f, 1e-12f, 1.0f, 3e8f, 1e30f}) {
     for (uint64_t i = 0; i < 20000; ++i) {
       const float largest = size * (1 + static_cast<float>(random_bits(1, i) >> 41) * 0x1p-23f);
       const float scale = block_scale(largest);
@@ -88,7 +88,7 @@ TEST(MomentFormats, LevelsAscendAndAreAsFarApartAsPromised) {
   float before = 0;
   for (uint32_t code = 1; code < 256; ++code) {
     const float level = decode_second(static_cast<uint8_t>(code), kSecondTop);
-    const float bound = std::max(1.0f / 8, before / 8);
+    const float bound = std::max(0.25f, before / 4);
     ASSERT_GT(level, before);
     ASSERT_LE(level - before, bound * (1 + 1e-5f)) << code;
     if (code < 128) {
@@ -105,8 +105,8 @@ TEST(MomentFormats, EightBitErrorsAreBoundedAndMeanZero) {
     const float first = level_factor(scale, kFirstTop), second = level_factor(scale, kSecondTop);
     for (const float value : sample(scale, 60)) {
       double first_sum = 0, second_sum = 0;
-      const float first_bound = std::max(scale / (8 * kFirstTop), value / 8) * (1 + 1e-4f);
-      const float second_bound = std::max(scale / (8 * kSecondTop), value / 8) * (1 + 1e-4f);
+      const float first_bound = std::max(scale / (4 * kFirstTop), value / 4) * (1 + 1e-4f);
+      const float second_bound = std::max(scale / (4 * kSecondTop), value / 4) * (1 + 1e-4f);
       for (uint32_t n = 0; n < 65536; ++n) {
         const float m = decode_first(encode_first(-value, first, first_random(n)), scale);
         const float v = decode_second(encode_second(value, second, second_random(n)), scale);
@@ -116,7 +116,7 @@ TEST(MomentFormats, EightBitErrorsAreBoundedAndMeanZero) {
         second_sum += v;
       }
       EXPECT_NEAR(first_sum / 65536, -value, 0x1p-15 * first_bound);
-      if (value * kSecondTop / scale < 0.125f) continue;  // below the smallest level: raised to it
+      if (value / scale < 0.25f / kSecondTop) continue;  // below the smallest level: raised to it
       EXPECT_NEAR(second_sum / 65536, value, 0x1p-15 * second_bound);
     }
   }
@@ -141,7 +141,7 @@ TEST(MomentFormats, ZeroAndTinyBlocks) {
   EXPECT_EQ(encode_second(0.0f, 0.0f, 0xffffffffu), 0);
   EXPECT_EQ(decode_first(0, 0.0f), 0.0f);
   const float scale = block_scale(1e-40f);
-  EXPECT_EQ(scale, 0x1p-100f);
+  EXPECT_EQ(scale, 0x1p-90f);
   EXPECT_TRUE(std::isfinite(level_factor(scale, kSecondTop)));
   EXPECT_EQ(encode_second(1e-40f, level_factor(scale, kSecondTop), 0), 1);
 }
@@ -186,7 +186,8 @@ TEST(MomentFormats, MomentsFollowAConstantGradient) {
   }
 }
 
-/// Mean squared distance from the optimum after a noisy descent whose curvatures span a hundred.
+/// Mean squared distance from the optimum after a noisy descent. In every block gradients span four
+/// powers of ten.
 double distance_after_descent(OptimizerKind kind, StateFormat state) {
   constexpr uint64_t kSize = 6 * kStateBlock, kSteps = 1000;
   const OptimizerSettings settings{
@@ -194,7 +195,7 @@ double distance_after_descent(OptimizerKind kind, StateFormat state) {
   std::vector<float> target(kSize), curvature(kSize), gradient(kSize);
   for (uint64_t i = 0; i < kSize; ++i) {
     target[i] = random_normal(1, i);
-    curvature[i] = std::pow(10.0f, -static_cast<float>(i % 9) / 4);
+    curvature[i] = std::pow(10.0f, -static_cast<float>(i % 9) / 2);
   }
   TestChunk chunk(settings, std::vector<float>(kSize));
   const UpdateRun runs[] = {{0, kSize}};
@@ -221,7 +222,7 @@ TEST(MomentFormats, NarrowStateDescendsAsFloat32Does) {
     const double wide = distance_after_descent(kind, StateFormat::float32);
     const double halves = distance_after_descent(kind, StateFormat::bfloat16);
     const double bytes = distance_after_descent(kind, StateFormat::int8);
-    EXPECT_LT(wide, 0.05);
+    EXPECT_LT(wide, 0.2);  // of 1 at the start; sgd is slow where gradients are small
     EXPECT_NEAR(halves / wide, 1, 0.05) << static_cast<int>(kind);
     EXPECT_NEAR(bytes / wide, 1, 0.05) << static_cast<int>(kind);
   }

@@ -1,9 +1,12 @@
-// Named threads.
+// Threads by name and by place. Each call acts on the calling thread only.
 #pragma once
 
 #include <pthread.h>
+#include <sched.h>
 
+#include <cstdint>
 #include <cstring>
+#include <span>
 
 namespace overspill {
 
@@ -13,5 +16,19 @@ inline void set_thread_name(const char* name) {
   std::strncpy(kept, name, sizeof kept - 1);
   pthread_setname_np(pthread_self(), kept);
 }
+
+/// Keeps the calling thread, and threads that it starts meanwhile, on the CPUs; the destructor, on
+/// the same thread, gives back what it had. No CPUs, or CPUs that the system refuses: no change.
+class CpuBinding {
+ public:
+  explicit CpuBinding(std::span<const uint32_t> cpus);
+  ~CpuBinding();
+  CpuBinding(const CpuBinding&) = delete;
+  CpuBinding& operator=(const CpuBinding&) = delete;
+
+ private:
+  cpu_set_t before_;
+  bool changed_ = false;
+};
 
 }  // namespace overspill

@@ -221,6 +221,32 @@ std::vector<NumaNode> read_numa_nodes(const Topology& topology) {
   return nodes;
 }
 
+Core read_core(const Topology& topology, hwloc_obj_t core) {
+  Core read{};
+  if (core->nodeset && !hwloc_bitmap_iszero(core->nodeset)) {
+    read.numa_node = static_cast<uint32_t>(hwloc_bitmap_first(core->nodeset));
+  }
+  const hwloc_obj_t l3 = hwloc_get_ancestor_obj_by_type(topology.get(), HWLOC_OBJ_L3CACHE, core);
+  read.l3_domain = l3 ? l3->logical_index : read.numa_node;
+  for (int cpu = hwloc_bitmap_first(core->cpuset); cpu >= 0;
+       cpu = hwloc_bitmap_next(core->cpuset, cpu)) {
+    read.cpus.push_back(static_cast<uint32_t>(cpu));
+  }
+  return read;
+}
+
+std::vector<Core> read_cores(const Topology& topology) {
+  // Some virtual machines describe no cores: then each hardware thread is one.
+  const bool has_cores = count_of(topology, HWLOC_OBJ_CORE) > 0;
+  const hwloc_obj_type_t type = has_cores ? HWLOC_OBJ_CORE : HWLOC_OBJ_PU;
+  std::vector<Core> cores;
+  hwloc_obj_t core = nullptr;
+  while ((core = hwloc_get_next_obj_by_type(topology.get(), type, core))) {
+    cores.push_back(read_core(topology, core));
+  }
+  return cores;
+}
+
 /// What a container may use, cgroup version 2 or 1; UINT64_MAX without a limit.
 uint64_t container_memory_bytes() {
   const std::string v2 = sys_text("/sys/fs/cgroup/memory.max");
@@ -247,7 +273,8 @@ Machine read_machine() {
   machine.l3_bytes = cache_bytes(topology, HWLOC_OBJ_L3CACHE);
   machine.l3_domains = count_of(topology, HWLOC_OBJ_L3CACHE);
   machine.memory_bytes = hwloc_get_root_obj(topology.get())->total_memory;
-  if (hwloc_topology_is_thissystem(topology.get())) {
+  machine.is_this_system = hwloc_topology_is_thissystem(topology.get());
+  if (machine.is_this_system) {
     // Memory added to a running virtual machine may belong to no node.
     const uint64_t installed = static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
                                static_cast<uint64_t>(::sysconf(_SC_PAGE_SIZE));
@@ -255,6 +282,7 @@ Machine read_machine() {
     machine.memory_bytes = std::min(machine.memory_bytes, container_memory_bytes());
   }
   machine.numa_nodes = read_numa_nodes(topology);
+  machine.core_list = read_cores(topology);
   machine.drives = read_drives(topology);
   machine.gpus = read_gpus(topology);
   return machine;

@@ -14,6 +14,13 @@ struct NumaNode {
   std::string cpus;  ///< "0-15,32-47"
 };
 
+/// One physical core.
+struct Core {
+  uint32_t numa_node;          ///< index of its nearest NumaNode
+  uint32_t l3_domain;          ///< cores of a node with equal numbers share a cache
+  std::vector<uint32_t> cpus;  ///< its hardware threads, by the system's numbers
+};
+
 struct Drive {
   std::string name;  ///< "nvme0n1"
   std::string model;
@@ -37,6 +44,8 @@ struct Machine {
   uint32_t l3_domains = 0;
   uint64_t memory_bytes = 0;
   std::vector<NumaNode> numa_nodes;
+  std::vector<Core> core_list;  ///< those of a node, and of a cache, follow each other
+  bool is_this_system = true;   ///< false: HWLOC_XMLFILE describes another host
   std::vector<Drive> drives;
   std::vector<Gpu> gpus;
 };

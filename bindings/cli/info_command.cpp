@@ -16,6 +16,8 @@
 #include "engine/base/fd.h"
 #include "engine/base/units.h"
 #include "nvme/async_io.h"
+#include "offload/cpu_plan.h"
+#include "offload/drive_locality.h"
 #include "offload/topology.h"
 
 namespace overspill {
@@ -28,6 +30,7 @@ constexpr const char* kMemlockCure =
 
 struct Report {
   Machine machine;
+  CpuPlan cpus;  ///< of a run that has the machine to itself
   std::map<std::string, std::vector<std::string>> mounts;  ///< by drive name
   std::string kernel;
   std::string io_backend;
@@ -98,6 +101,9 @@ std::string read_kernel() {
 Report gather() {
   Report report;
   report.machine = read_machine();
+  const bool here = report.machine.is_this_system;
+  report.cpus =
+      plan_cpus(report.machine, {.allowed = here ? allowed_cpus() : std::vector<uint32_t>{}});
   report.mounts = read_mounts(report.machine.drives);
   report.kernel = read_kernel();
   report.io_backend = describe_io_backend();
@@ -159,6 +165,17 @@ std::string huge_pages_text(const std::string& setting) {
          "/sys/kernel/mm/transparent_hugepage/enabled)";
 }
 
+std::string compute_text(const CpuPlan& plan) {
+  std::string lists;
+  for (const NodeCpus& node : plan.nodes) {
+    lists += (lists.empty() ? "" : " | ") + cpu_list(node.compute);
+  }
+  return fmt::format(
+      "{} in {}, {} cpus {}", plan.compute_cpus().size(),
+      plan.nodes.size() == 1 ? "1 group" : fmt::format("{} groups", plan.nodes.size()),
+      plan.pinned ? "kept on" : "free on", lists);
+}
+
 void print_machine(const Report& report) {
   const Machine& machine = report.machine;
   print_row("cpu", fmt::format("{}, {} cores, {} threads", or_unknown(machine.cpu_model),
@@ -170,6 +187,8 @@ void print_machine(const Report& report) {
     print_row(std::exchange(name, ""), fmt::format("{:<10} {:>12}  cpus {}", node.index,
                                                    format_bytes(node.memory_bytes), node.cpus));
   }
+  print_row("compute threads", compute_text(report.cpus));
+  print_row("i/o threads", "cpus " + cpu_list(report.cpus.io_cpus()));
   name = "drives";
   if (machine.drives.empty()) print_row(name, "none");
   for (const Drive& drive : machine.drives) {
@@ -207,6 +226,10 @@ Json machine_json(const Report& report) {
     nodes.push_back(
         {{"index", node.index}, {"memory_bytes", node.memory_bytes}, {"cpus", node.cpus}});
   }
+  Json groups = Json::array();
+  for (const NodeCpus& node : report.cpus.nodes) {
+    groups.push_back({{"numa_node", node.numa_node}, {"cpus", cpu_list(node.compute)}});
+  }
   for (const Drive& drive : machine.drives) {
     const auto mounts = report.mounts.find(drive.name);
     drives.push_back(
@@ -228,6 +251,9 @@ Json machine_json(const Report& report) {
           {"l3_domains", machine.l3_domains},
           {"memory_bytes", machine.memory_bytes},
           {"numa_nodes", nodes},
+          {"compute_groups", groups},
+          {"compute_pinned", report.cpus.pinned},
+          {"io_cpus", cpu_list(report.cpus.io_cpus())},
           {"drives", drives},
           {"gpus", gpus}};
 }

@@ -10,7 +10,6 @@
 #include <string_view>
 
 #include "engine/base/error.h"
-#include "engine/base/parallel.h"
 #include "engine/base/units.h"
 
 namespace overspill {
@@ -45,9 +44,17 @@ uint64_t available_bytes() {
   return available;
 }
 
+/// A page comes from the node of the thread that first writes to it; later writes move nothing.
+void touch(std::span<std::byte> memory, uint32_t group) {
+  parallel_blocks_in(group, memory.size(), 16 * kHugePage, [&](uint64_t begin, uint64_t end) {
+    for (uint64_t at = begin; at < end; at += kSmallPage) memory[at] = std::byte{0};
+  });
+}
+
 }  // namespace
 
-Arena::Arena(uint64_t bytes, const std::string& name) : bytes_(round_up(bytes, kSmallPage)) {
+Arena::Arena(uint64_t bytes, const std::string& name, std::span<const ArenaPart> parts)
+    : bytes_(round_up(bytes, kSmallPage)) {
   if (bytes_ == 0) return;
   if (const uint64_t available = available_bytes(); bytes_ > available) {
     fail(ErrorCode::does_not_fit,
@@ -72,9 +79,11 @@ Arena::Arena(uint64_t bytes, const std::string& name) : bytes_(round_up(bytes, k
     if (reserved > skip + bytes_) munmap(memory_ + bytes_, reserved - skip - bytes_);
     madvise(memory_, bytes_, MADV_HUGEPAGE);  // a hint: small pages are slower, not wrong
   }
-  parallel_blocks(bytes_, 16 * kHugePage, [&](uint64_t begin, uint64_t end) {
-    for (uint64_t at = begin; at < end; at += kSmallPage) memory_[at] = std::byte{0};
-  });
+  for (const ArenaPart& part : parts) {
+    CHECK(part.offset + part.bytes <= bytes_);
+    touch({memory_ + part.offset, part.bytes}, part.group);
+  }
+  touch({memory_, bytes_}, kAllGroups);
 }
 
 Arena::~Arena() {

@@ -1,19 +1,31 @@
 // Page-aligned host memory for slots, on huge pages where the system gives them, touched at once so
-// that nothing is allocated later. Move-only; contents start as zero.
+// that nothing is allocated later, on the NUMA nodes of the threads that touch them. Move-only;
+// contents start as zero.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 
+#include "engine/base/parallel.h"
+
 namespace overspill {
+
+/// A piece of an arena and the parallel group whose threads touch it first.
+struct ArenaPart {
+  uint64_t offset;
+  uint64_t bytes;
+  uint32_t group;
+};
 
 class Arena {
  public:
   Arena() = default;
+  /// Parts overlap nowhere; what lies in none is touched by all groups.
   /// Throws Error(does_not_fit) naming the arena when the system refuses the memory.
-  Arena(uint64_t bytes, const std::string& name);
+  Arena(uint64_t bytes, const std::string& name, std::span<const ArenaPart> parts = {});
   Arena(Arena&& other) noexcept
       : memory_(std::exchange(other.memory_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   Arena& operator=(Arena&&) = delete;

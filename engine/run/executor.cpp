@@ -18,7 +18,8 @@ int64_t now_ns() {
 
 }  // namespace
 
-Executor::Executor(PageStore& store, const Llama& llama) : runner_(store, llama) {
+Executor::Executor(PageStore& store, const Llama& llama, LaneCpus cpus)
+    : runner_(store, llama), cpus_(std::move(cpus)) {
   for (size_t lane = 0; lane < kLanes; ++lane) {
     lanes_[lane].thread = std::thread([this, lane] { lane_main(lane); });
   }
@@ -63,6 +64,7 @@ Trace Executor::run(const Program& program, StepContext& context) {
 
 void Executor::lane_main(size_t lane) {
   set_thread_name(lane_name(static_cast<Lane>(lane)));
+  const CpuBinding binding(cpus_[lane]);
   uint64_t seen = 0;
   while (true) {
     {

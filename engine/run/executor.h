@@ -3,6 +3,7 @@
 // in flight has drained. One caller at a time.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <memory>
@@ -15,9 +16,12 @@
 
 namespace overspill {
 
+/// CPUs for each lane's thread and the threads that it starts; none: those of the process.
+using LaneCpus = std::array<std::vector<uint32_t>, kLanes>;
+
 class Executor {
  public:
-  Executor(PageStore& store, const Llama& llama);
+  Executor(PageStore& store, const Llama& llama, LaneCpus cpus = {});
   ~Executor();
 
   /// Runs the Program to its end. Trace times start at 0.
@@ -38,6 +42,7 @@ class Executor {
   void stop(std::exception_ptr error);
 
   OpRunner runner_;
+  const LaneCpus cpus_;
   std::array<LaneThread, kLanes> lanes_;
 
   // The Program being run; written between runs under start_mutex_.

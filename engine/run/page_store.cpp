@@ -5,6 +5,7 @@
 
 #include "engine/base/error.h"
 #include "engine/base/log.h"
+#include "engine/base/parallel.h"
 #include "engine/base/units.h"
 #include "engine/program/dump.h"
 #include "nvme/drive_probe.h"
@@ -15,7 +16,7 @@ namespace {
 /// An optimizer page's remainder is written and read alone while the moments are zero.
 uint64_t prefix_bytes(const Layout& layout, const Page& page) {
   if (page.kind != PageKind::optimizer) return 0;
-  return layout.chunk(page.layer, page.index).parameters * layout.options.remainder_bytes();
+  return layout.state(layout.chunk(page.layer, page.index)).remainder_bytes();
 }
 
 std::vector<const Page*> nvme_pages(const Layout& layout) {
@@ -37,10 +38,38 @@ std::vector<Integrity::Region> page_regions(const Layout& layout, std::vector<Pa
       regions.push_back({page->home_offset, prefix});
       owners.push_back(id);
     }
+    if (page->bytes == prefix) continue;  // no moments
     regions.push_back({page->home_offset + prefix, page->bytes - prefix});
     owners.push_back(id);
   }
   return regions;
+}
+
+/// Host slots by turns on the parallel groups' nodes: homes by their layer, so that what an update
+/// needs together is together; working slots by their number among those of their role.
+std::vector<uint32_t> slot_groups(const Layout& layout) {
+  std::vector<uint32_t> groups(layout.slots.size(), kAllGroups);
+  const uint32_t count = parallel_group_count();
+  if (count == 1) return groups;
+  for (const Page& page : layout.pages) {
+    if (page.home == Tier::host && page.home_slot != SlotId{}) {
+      groups[page.home_slot.value] = page.layer % count;
+    }
+  }
+  for (const auto* slots : {&layout.records, &layout.stages, &layout.activation_stages}) {
+    for (uint32_t i = 0; i < slots->size(); ++i) groups[(*slots)[i].value] = i % count;
+  }
+  return groups;
+}
+
+/// The placed slots as parts of the host arena.
+std::vector<ArenaPart> host_parts(const Layout& layout, const std::vector<uint32_t>& groups) {
+  std::vector<ArenaPart> parts;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const Slot& slot = layout.slots[i];
+    if (groups[i] != kAllGroups) parts.push_back({slot.offset, slot.bytes, groups[i]});
+  }
+  return parts;
 }
 
 constexpr uint64_t kWorthMeasuring = 4 * kGiB;
@@ -67,8 +96,9 @@ std::vector<uint32_t> measured_shares(const Layout& layout, const VolumeOptions&
 PageStore::PageStore(const Layout& layout, const Options& options)
     : layout_(layout),
       options_(options),
+      groups_(slot_groups(layout)),
       device_(make_host_device(layout.device_bytes, layout.options.unified)),
-      host_(layout.host_bytes, "host") {
+      host_(layout.host_bytes, "host", host_parts(layout, groups_)) {
   if (layout.nvme_bytes == 0) return;
   // Lanes read into and write from these.
   options_.io.buffers = {{host_.memory(), host_.bytes()}};

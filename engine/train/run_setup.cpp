@@ -61,6 +61,16 @@ ModelShape trained_model(const TrainConfig& config) {
   return model;
 }
 
+/// Plans once: the machine does not change. HWLOC_XMLFILE's has other CPUs than this one.
+const CpuPlan& process_cpus() {
+  static const CpuPlan plan = [] {
+    const Machine machine = read_machine();
+    return machine.is_this_system ? plan_cpus(machine, {.allowed = allowed_cpus()}) : CpuPlan{};
+  }();
+  if (!parallel_groups_chosen()) set_parallel_groups(parallel_groups_of(plan));
+  return plan;
+}
+
 PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, const Llama& llama) {
   const OffloadConfig& offload = config.offload;
   PlanOptions o;
@@ -92,6 +102,7 @@ PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, con
 
 RunSetup::RunSetup(const TrainConfig& c)
     : config(with_chosen_drives(c)),
+      cpus(process_cpus()),
       model(trained_model(c)),
       batch{c.micro_batch_size, c.sequence_len},
       llama(model, weight_type(), batch, host_kernels()),
@@ -103,6 +114,19 @@ RunSetup::RunSetup(const TrainConfig& c)
 }
 
 std::filesystem::path RunSetup::model_path() const { return config_path(config); }
+
+LaneCpus RunSetup::lane_cpus() const {
+  LaneCpus lanes;
+  if (!cpus.pinned) return lanes;
+  lanes.fill(cpus.all_cpus());
+  for (const Lane lane : {Lane::nvme_read, Lane::nvme_write}) {
+    lanes[static_cast<size_t>(lane)] = cpus.io_cpus();
+  }
+  for (const Lane lane : {Lane::compute, Lane::optimizer}) {
+    lanes[static_cast<size_t>(lane)] = cpus.compute_cpus();
+  }
+  return lanes;
+}
 
 bool has_byte_tokenizer(const std::filesystem::path& model_path) {
   const auto directory =

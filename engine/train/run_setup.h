@@ -4,22 +4,27 @@
 
 #include "engine/model/llama.h"
 #include "engine/plan/layout.h"
+#include "engine/run/executor.h"
 #include "engine/train/config.h"
+#include "offload/cpu_plan.h"
 
 namespace overspill {
 
 struct RunSetup {
   TrainConfig config;
+  CpuPlan cpus;  ///< of this process; without nodes when the machine described is another one
   ModelShape model;
   BatchShape batch;
   Llama llama;
   Layout layout;
 
+  /// Chooses the parallel groups of the process unless they are chosen.
   explicit RunSetup(const TrainConfig& config);
   DType weight_type() const {
     return config.precision == Precision::bf16 ? DType::bf16 : DType::f32;
   }
   std::filesystem::path model_path() const;
+  LaneCpus lane_cpus() const;
 };
 
 /// True when the model directory's tokenizer is the byte tokenizer (ByT5's): text needs no tool.

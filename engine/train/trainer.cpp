@@ -52,7 +52,7 @@ Trainer::Trainer(const TrainConfig& config)
       data_(open_sequences(setup_, false)),
       start_(find_start(setup_)),
       store_(setup_.layout, store_options(setup_.config.offload)),
-      executor_(store_, setup_.llama) {
+      executor_(store_, setup_.llama, setup_.lane_cpus()) {
   setup_.llama.set_scratch(store_.address(setup_.layout.scratch));
   for (const DatasetConfig& dataset : config.datasets) {
     if (dataset.evaluation && !eval_data_) eval_data_.emplace(open_sequences(setup_, true));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/fault/training_fixture.h"
+#include "tests/unit/engine/base/parallel_groups.h"
 
 namespace overspill {
 namespace {
@@ -266,6 +267,21 @@ TEST_F(PlacementOfModes, NumberOfThreads) {
   EXPECT_TRUE(checkpoints[0].contains("optimizer.safetensors"));
   EXPECT_EQ(steps[0], steps[1]);
   expect_same_files(checkpoints[0], checkpoints[1]);
+}
+
+TEST_F(PlacementOfModes, GroupsOfThreads) {
+  const std::vector<uint32_t> cpus = cpus_of_thread();
+  if (cpus.size() < 2) GTEST_SKIP() << "this process may use only one CPU";
+  for (const Placement placement : {Placement::nvme, Placement::host}) {
+    for (const DeviceMode device : {DeviceMode::unified, DeviceMode::discrete}) {
+      TrainConfig config = tiny_config(true);
+      config.offload.device = device;
+      place_all(config, placement);
+      const FinishedRun reference = run_fresh(config);
+      const GroupsOfTest two({{.cpus = {cpus[0]}}, {.cpus = {cpus[1]}}});
+      expect_same_results(reference, run_fresh(config));
+    }
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "engine/run/executor.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -16,6 +17,7 @@
 #include "engine/plan/planner.h"
 #include "engine/program/verify.h"
 #include "engine/train/model_state.h"
+#include "tests/unit/engine/base/parallel_groups.h"
 #include "tests/unit/engine/plan/test_models.h"
 
 namespace overspill {
@@ -29,7 +31,13 @@ struct Mischief {
   std::atomic<int64_t> kernel_calls_left{INT64_MAX};  ///< the call after them throws
   std::atomic<bool> io_broken{false};
   std::atomic<uint64_t> random{0};
+  // Which CPU runs kernels and which waits for drives; -1: any.
+  std::atomic<int> compute_cpu{-1}, io_cpu{-1};
+  std::atomic<uint32_t> strays{0};
 
+  void check_place(int cpu) {
+    if (cpu >= 0 && sched_getcpu() != cpu) ++strays;
+  }
   void delay() {
     const uint32_t longest = longest_delay_us;
     if (longest == 0) return;
@@ -42,6 +50,7 @@ Mischief mischief;
 void slow_norm(const float* x, WeightView w, float eps, float* y, float* rstd, uint64_t rows,
                uint64_t d) {
   mischief.delay();
+  mischief.check_place(mischief.compute_cpu);
   if (mischief.kernel_calls_left.fetch_sub(1) == 0) fail(ErrorCode::internal, "norm refused");
   host_kernels().rms_norm(x, w, eps, y, rstd, rows, d);
 }
@@ -64,6 +73,7 @@ class SlowIo : public AsyncIo {
   void cancel() override { inner_->cancel(); }
   size_t reap(std::span<IoResult> results, std::chrono::milliseconds timeout) override {
     mischief.delay();
+    mischief.check_place(mischief.io_cpu);
     const size_t count = inner_->reap(results, timeout);
     if (mischief.io_broken) {
       for (IoResult& result : results.first(count)) result = {result.tag, 0, EIO};
@@ -216,6 +226,24 @@ TEST_F(ExecutorTest, LanesRunAtTheSameTime) {
     }
   }
   EXPECT_GT(overlaps, 0u);
+}
+
+TEST_F(ExecutorTest, LanesKeepToTheirCpus) {
+  const std::vector<uint32_t> cpus = test::cpus_of_thread();
+  if (cpus.size() < 2) GTEST_SKIP() << "this process may use only one CPU";
+  machine_->run();
+  const std::vector<double> want = machine_->results();
+  LaneCpus lanes;
+  lanes.fill({cpus[1]});
+  lanes[static_cast<size_t>(Lane::nvme_read)] =
+      lanes[static_cast<size_t>(Lane::nvme_write)] = {cpus[0]};
+  Executor executor(machine_->store, machine_->llama, lanes);
+  mischief.io_cpu = static_cast<int>(cpus[0]);
+  mischief.compute_cpu = static_cast<int>(cpus[1]);
+  executor.run(machine_->program, machine_->context);
+  mischief.io_cpu = mischief.compute_cpu = -1;
+  EXPECT_EQ(mischief.strays, 0u);
+  EXPECT_EQ(machine_->results(), want);
 }
 
 TEST_F(ExecutorTest, EmptyProgramEnds) {

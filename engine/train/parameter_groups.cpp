@@ -2,7 +2,12 @@
 #include "engine/train/parameter_groups.h"
 
 #include <algorithm>
+
+// g++ 12 warns wrongly about <regex> under AddressSanitizer (GCC bug 105562).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <regex>
+#pragma GCC diagnostic pop
 
 #include "engine/base/error.h"
 #include "engine/base/units.h"

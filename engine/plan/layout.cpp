@@ -10,7 +10,10 @@
 namespace overspill {
 namespace {
 
-constexpr uint64_t kDefaultChunkParameters = uint64_t{4} << 20;
+// By default a block is cut into about 16 chunks, so that reading, updating and writing them overlap
+// (bench/update_layer); larger transfers than the upper limit gain nothing.
+constexpr uint64_t kChunksOfABlock = 16;
+constexpr uint64_t kLeastChunk = uint64_t{1} << 20, kMostChunk = uint64_t{4} << 20;
 
 uint64_t choose_chunk_parameters(const ModelShape& model, const PlanOptions& options) {
   if (options.chunk_parameters) {
@@ -24,7 +27,9 @@ uint64_t choose_chunk_parameters(const ModelShape& model, const PlanOptions& opt
   }
   uint64_t largest = 0;
   for (const LayerShape& layer : model.layers) largest = std::max(largest, layer.padded);
-  uint64_t chunk = std::min(kDefaultChunkParameters, largest);
+  const uint64_t share = model.layers[1].padded / kChunksOfABlock;
+  uint64_t chunk = std::clamp(round_up(share, kParameterAlignment), kLeastChunk, kMostChunk);
+  chunk = std::min(chunk, largest);
   // Small host budgets get small slots: enough of each to pipeline must leave half of it for homes.
   const Chunk whole{.layer = 0,
                     .begin = 0,

@@ -18,17 +18,33 @@ struct DriveSettings {
   bool operator==(const DriveSettings&) const = default;
 };
 
-/// duration = latency + work / rate, by kind of op; work is bytes, FLOPs or parameters (Op::work).
+/// What ops share. While several run, they slow each other down where together they would use more
+/// than all of a resource.
+enum class Resource : uint8_t {
+  drives,  ///< reads and writes of the same drives
+  link,    ///< copies to and from the device (PCIe, or a root complex of several devices)
+  cores,   ///< the host's processors: compute of the host device, updates, checksums
+  memory,  ///< the host's memory bandwidth
+};
+inline constexpr size_t kResources = 4;
+const char* resource_name(Resource resource);
+
+/// An op alone takes latency + work / rate, by kind; work is bytes, FLOPs or parameters (Op::work).
 struct HardwareProfile {
   struct Rate {
     double work_per_second;
     double latency_seconds;
+    /// Part of each resource that an op of this kind takes while it runs alone.
+    std::array<double, kResources> uses{};
+    double& operator[](Resource resource) { return uses[static_cast<size_t>(resource)]; }
+    double operator[](Resource resource) const { return uses[static_cast<size_t>(resource)]; }
   };
   std::array<Rate, kOpKinds> rates{};
   std::optional<DriveSettings> drives;  ///< empty: not measured
 
   Rate& operator[](OpKind kind) { return rates[static_cast<size_t>(kind)]; }
   const Rate& operator[](OpKind kind) const { return rates[static_cast<size_t>(kind)]; }
+  /// Of an op alone.
   double seconds(const Op& op) const {
     const Rate& rate = (*this)[op.kind];
     return rate.latency_seconds + static_cast<double>(op.work) / rate.work_per_second;

@@ -115,5 +115,69 @@ TEST(Simulator, RandomProgramsHaveTheirEarliestTimes) {
   }
 }
 
+// ---- sharing ----
+
+HardwareProfile sharing_profile(double read_uses, double write_uses) {
+  HardwareProfile profile = unit_profile();
+  profile[OpKind::read][Resource::drives] = read_uses;
+  profile[OpKind::write][Resource::drives] = write_uses;
+  return profile;
+}
+
+TEST(Simulator, ReadsAndWritesTakeTurnsOnADriveThatDoesOneAtATime) {
+  ProgramBuilder b;
+  b.add(Lane::nvme_read, OpKind::read, 100);
+  b.add(Lane::nvme_write, OpKind::write, 300);
+  // Half speed each until the read ends at 200, when 200 of the write are left.
+  expect_times(simulate(b.program, sharing_profile(1, 1)), {{0, 200}, {0, 400}});
+}
+
+TEST(Simulator, ADriveWithRoomForBothSlowsNeither) {
+  ProgramBuilder b;
+  b.add(Lane::nvme_read, OpKind::read, 100);
+  b.add(Lane::nvme_write, OpKind::write, 300);
+  expect_times(simulate(b.program, sharing_profile(0.5, 0.5)), {{0, 100}, {0, 300}});
+  // Of 0.8 each, 1.6 are wanted: 0.625 of the speed.
+  expect_times(simulate(b.program, sharing_profile(0.8, 0.8)), {{0, 160}, {0, 360}});
+}
+
+TEST(Simulator, OthersGoOnWhenAResourceIsUsedUp) {
+  HardwareProfile profile = sharing_profile(1, 1);
+  profile[OpKind::update][Resource::cores] = 1;
+  ProgramBuilder b;
+  b.add(Lane::nvme_read, OpKind::read, 100);
+  b.add(Lane::nvme_write, OpKind::write, 100);
+  b.add(Lane::optimizer, OpKind::update, 100);
+  expect_times(simulate(b.program, profile), {{0, 200}, {0, 200}, {0, 100}});
+}
+
+TEST(Simulator, ASmallUserIsNotHeldBackByALargeOne) {
+  HardwareProfile profile = unit_profile();
+  profile[OpKind::forward][Resource::cores] = 1.0;
+  profile[OpKind::read][Resource::cores] = 0.25;
+  ProgramBuilder b;
+  b.add(Lane::compute, OpKind::forward, 800);
+  b.add(Lane::nvme_read, OpKind::read, 80);
+  // Together 1.25 of the cores: both at 0.8 until the read ends at 100.
+  expect_times(simulate(b.program, profile), {{0, 820}, {0, 100}});
+}
+
+TEST(Simulator, SharedWorkIsNeitherLostNorMade) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(seed);
+    HardwareProfile profile = sharing_profile(1, 1);
+    ProgramBuilder b;
+    double total = 0;
+    for (uint32_t i = 0; i < 40; ++i) {
+      const uint64_t work = 1 + random_below(seed, i, 1000);
+      const bool read = random_below(seed, 100 + i, 2) == 0;
+      b.add(read ? Lane::nvme_read : Lane::nvme_write, read ? OpKind::read : OpKind::write, work);
+      total += static_cast<double>(work);
+    }
+    // One resource, always in use: whatever the order, it takes the sum.
+    EXPECT_NEAR(static_cast<double>(simulate(b.program, profile).end_ns()), total, 2);
+  }
+}
+
 }  // namespace
 }  // namespace overspill

@@ -33,7 +33,8 @@ uint32_t parallel_slot();
 
 /// Runs task(i) for every i in [0, count) and returns when all are done. Each group takes one
 /// contiguous range in proportion to its threads; a task's nested calls stay in its group. The
-/// first exception of a task is thrown to the caller, when all tasks that had begun are done.
+/// first exception of a task is thrown to the caller, when all tasks that had begun are done. An
+/// only task runs in the caller itself, unless it is bound for a group.
 void parallel_for(uint64_t count, const std::function<void(uint64_t)>& task);
 
 /// Runs task(begin, end) over [0, size) in blocks of `block` elements (the last one shorter).

@@ -122,11 +122,11 @@ HWY_INLINE FloatVector update(const UpdateBlocks& a, FloatVector p, FloatVector 
   }
 }
 
-/// Parameters by which every array is asked for ahead: arithmetic and memory overlap more than with
-/// the processor's own prefetching, which stops at pages.
-constexpr size_t kAhead = 512;
+/// How far ahead every array is asked for. The processor's own prefetching stops at pages, and
+/// arithmetic overlaps less with it.
+constexpr size_t kAheadBytes = 2048;
 HWY_INLINE void prefetch(const std::byte* array, size_t i, size_t width) {
-  hwy::Prefetch(array + (i + kAhead) * width);
+  hwy::Prefetch(array + i * width + kAheadBytes);
 }
 template <MasterFormat kMaster>
 HWY_INLINE void prefetch_parameters(const UpdateBlocks& a, size_t i) {

@@ -83,16 +83,28 @@ struct Choice {
   std::string reasons;  // empty for io_uring
 };
 
-bool all_direct(std::span<const int> files) {
-  return std::ranges::all_of(files, [](int fd) {
-    const int flags = fcntl(fd, F_GETFL);
-    return flags >= 0 && (flags & O_DIRECT) != 0;
-  });
+/// Polled where that works, else with interrupts.
+Attempt make_uring_io(const IoOptions& options, std::span<const int> files) {
+  const auto make = [&](bool polled) {
+    return io_backend::make_uring_io(options.queue_depth, files, options.buffers, polled);
+  };
+  if (!options.poll || files.empty() || !io_backend::all_can_be_polled(files, options.block_size)) {
+    return make(false);
+  }
+  Attempt polled = make(true);
+  if (polled.io) return polled;
+  Attempt made = make(false);
+  static std::atomic<bool> logged{false};
+  if (made.io && !logged.exchange(true)) {
+    log_info("the drives have poll queues, but polling does not work ({}: {})", polled.step,
+             errno_text(polled.error));
+  }
+  return made;
 }
 
 Choice choose(const IoOptions& options, std::span<const int> files, bool direct) {
   Choice choice;
-  choice.uring = io_backend::make_uring_io(options.queue_depth, files, options.buffers);
+  choice.uring = make_uring_io(options, files);
   choice.io = std::move(choice.uring.io);
   if (choice.io) return choice;
   choice.reasons = "io_uring: " + uring_refusal(choice.uring);
@@ -142,13 +154,13 @@ void warn_of_buffers_once(const Attempt& uring, const IoOptions& options) {
 std::unique_ptr<AsyncIo> make_backend(const IoOptions& options, std::span<const int> files) {
   switch (options.backend) {
     case IoBackend::automatic: {
-      Choice choice = choose(options, files, all_direct(files));
+      Choice choice = choose(options, files, io_backend::all_direct(files));
       log_choice_once(choice);
       warn_of_buffers_once(choice.uring, options);
       return std::move(choice.io);
     }
     case IoBackend::io_uring: {
-      Attempt made = io_backend::make_uring_io(options.queue_depth, files, options.buffers);
+      Attempt made = make_uring_io(options, files);
       if (!made.io) refuse(options.backend, uring_refusal(made), uring_cure(made));
       warn_of_buffers_once(made, options);
       return std::move(made.io);

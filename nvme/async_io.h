@@ -37,7 +37,7 @@ class AsyncIo {
  public:
   /// Waits for what is in flight.
   virtual ~AsyncIo() = default;
-  /// Name of the backend: "io_uring", "threads".
+  /// Name of the backend: "io_uring", "io_uring, polled", "threads".
   virtual const char* name() const = 0;
   /// Most requests that may be in flight.
   virtual uint32_t depth() const = 0;
@@ -51,7 +51,7 @@ class AsyncIo {
   /// in flight are done, and need not be woken for each.
   virtual void wait_for(uint32_t completions) { (void)completions; }
   /// Asks for an early end of all that is in flight. Each request still has to be reaped: with
-  /// ECANCELED, or with its outcome where it could not be stopped.
+  /// ECANCELED, or with its outcome where it could not be stopped (polled requests never can).
   virtual void cancel() = 0;
 };
 
@@ -69,6 +69,8 @@ struct IoOptions {
   uint32_t queue_depth = 16;      ///< requests in flight per lane
   /// Writes in flight per drive while the same drive has reads in flight.
   uint32_t write_depth = 4;
+  /// Poll for completions, where all files are raw devices with poll queues fit for block_size.
+  bool poll = true;
   bool verify = true;  ///< keep checksums of what is written, and check what is read
   /// How long a request may take before the run ends; 0 or less: for ever.
   std::chrono::milliseconds timeout{60000};
@@ -89,8 +91,8 @@ std::unique_ptr<AsyncIo> make_async_io(const IoOptions& options, std::span<const
 /// "libaio (io_uring: io_uring_setup: Operation not permitted; kernel.io_uring_disabled=2)".
 std::string describe_io_backend();
 
-/// The ring flags and operations this kernel offers, such as "coop_taskrun defer_taskrun sqpoll; 49
-/// operations"; "none" where no ring can be made.
+/// The ring flags and operations this kernel offers and the drives with poll queues, such as
+/// "coop_taskrun sqpoll iopoll; 49 operations; poll queues on nvme0n1"; "none" without io_uring.
 std::string describe_io_uring_features();
 
 enum class FaultKind : uint8_t {

@@ -1,5 +1,6 @@
 // AsyncIo over one io_uring, with registered files and buffers where the kernel takes them. Setup
-// flags stop at COOP_TASKRUN; docs/decisions/008 has the figures. One thread at a time.
+// flags are COOP_TASKRUN, and IOPOLL for raw devices with poll queues; docs/decisions/008 has
+// the figures. One thread at a time.
 #include <fmt/format.h>
 #include <liburing.h>
 #include <unistd.h>
@@ -32,6 +33,9 @@ using std::chrono::milliseconds;
 constexpr int64_t kSecond = 1'000'000'000;              // in nanoseconds
 constexpr uint64_t kLargestBuffer = uint64_t{1} << 30;  // the kernel's limit
 constexpr size_t kMostBuffers = 1 << 14;                // and another
+// A polling thread yields for as long as a small request takes, then sleeps more and more: large
+// requests take longer, and the processor is wanted for compute.
+constexpr std::chrono::microseconds kYielding{50}, kLongestSleep{1000};
 constexpr uint64_t kNoTag = UINT64_MAX;
 constexpr uint64_t kCancellation = UINT64_MAX - 1;  // user_data of what is not a request
 
@@ -41,12 +45,12 @@ void wait_a_little() { std::this_thread::sleep_for(std::chrono::milliseconds(1))
 class UringIo final : public AsyncIo {
  public:
   /// Takes over an initialised ring.
-  UringIo(const io_uring& ring, uint32_t depth, std::span<const int> files);
+  UringIo(const io_uring& ring, uint32_t depth, std::span<const int> files, bool polled);
   ~UringIo() override;
   UringIo(const UringIo&) = delete;
   UringIo& operator=(const UringIo&) = delete;
 
-  const char* name() const override { return "io_uring"; }
+  const char* name() const override { return polled_ ? "io_uring, polled" : "io_uring"; }
   uint32_t depth() const override { return depth_; }
   void submit(std::span<const IoRequest> requests) override;
   size_t reap(std::span<IoResult> results, milliseconds timeout) override;
@@ -68,9 +72,11 @@ class UringIo final : public AsyncIo {
   size_t take_ready(std::span<IoResult> results);
   /// False when fewer than wanted_ completed until then.
   bool wait_for_wanted(Clock::time_point end);
+  bool poll_until(Clock::time_point end);
 
   io_uring ring_;
   uint32_t depth_;
+  bool polled_;
   std::vector<int> files_;
   const io_backend::ProbePage page_ = io_backend::make_probe_page();
   bool registered_ = false;
@@ -83,8 +89,8 @@ class UringIo final : public AsyncIo {
   std::vector<IoResult> rejected_;  // requests the kernel never took
 };
 
-UringIo::UringIo(const io_uring& ring, uint32_t depth, std::span<const int> files)
-    : ring_(ring), depth_(depth), files_(files.begin(), files.end()) {
+UringIo::UringIo(const io_uring& ring, uint32_t depth, std::span<const int> files, bool polled)
+    : ring_(ring), depth_(depth), polled_(polled), files_(files.begin(), files.end()) {
   rejected_.reserve(depth);
   tags_.resize(depth, kNoTag);
   free_.resize(depth);
@@ -207,6 +213,7 @@ size_t UringIo::take_ready(std::span<IoResult> results) {
 bool UringIo::wait_for_wanted(Clock::time_point end) {
   io_uring_cqe* first = nullptr;
   const uint32_t wanted = std::clamp(wanted_, 1u, std::max(in_flight_, 1u));
+  if (polled_) return poll_until(end);
   for (;;) {
     int outcome;
     if (end == Clock::time_point::max()) {
@@ -223,6 +230,26 @@ bool UringIo::wait_for_wanted(Clock::time_point end) {
     // Anything else would mean giving up while the kernel owns buffers.
     else
       CHECK(outcome == -EINTR);
+  }
+}
+
+/// Nothing else finds completions of polled requests, and the kernel would poll without a limit.
+/// One is always enough: the kernel polls for no second while the first has not been reaped.
+bool UringIo::poll_until(Clock::time_point end) {
+  const Clock::time_point start = Clock::now();
+  for (;;) {
+    const int outcome =
+        io_uring_enter(static_cast<unsigned>(ring_.ring_fd), 0, 0, IORING_ENTER_GETEVENTS, nullptr);
+    // Anything else would mean giving up while the kernel owns buffers.
+    CHECK(outcome >= 0 || passing(-outcome) || outcome == -EINTR);
+    if (io_uring_cq_ready(&ring_) > 0) return true;
+    const Clock::time_point now = Clock::now();
+    if (now >= end) return false;
+    if (now - start < kYielding) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::min<Clock::duration>((now - start) / 4, kLongestSleep));
+    }
   }
 }
 
@@ -244,7 +271,8 @@ size_t UringIo::reap(std::span<IoResult> results, milliseconds timeout) {
 }
 
 void UringIo::cancel() {
-  if (broken_ != 0) return;
+  // A polled request is in its drive's queue, from where nothing can be taken back.
+  if (broken_ != 0 || polled_) return;
   for (uint32_t index = 0; index < tags_.size(); ++index) {
     if (tags_[index] == kNoTag) continue;
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);
@@ -258,20 +286,22 @@ void UringIo::cancel() {
 }  // namespace
 
 io_backend::Attempt io_backend::make_uring_io(uint32_t depth, std::span<const int> files,
-                                              std::span<const std::span<std::byte>> buffers) {
+                                              std::span<const std::span<std::byte>> buffers,
+                                              bool polled) {
+  const uint32_t flags = IORING_SETUP_CLAMP | (polled ? IORING_SETUP_IOPOLL : 0);
   io_uring ring{};
   io_uring_params parameters{};
-  parameters.flags = IORING_SETUP_CLAMP | IORING_SETUP_COOP_TASKRUN;
+  parameters.flags = flags | IORING_SETUP_COOP_TASKRUN;
   int outcome = io_uring_queue_init_params(depth, &ring, &parameters);
   if (outcome == -EINVAL) {  // before Linux 5.19
     parameters = {};
-    parameters.flags = IORING_SETUP_CLAMP;
+    parameters.flags = flags;
     outcome = io_uring_queue_init_params(depth, &ring, &parameters);
   }
   if (outcome < 0) return {.io = nullptr, .step = "io_uring_setup", .error = -outcome};
 
   const uint32_t room = std::min(depth, parameters.sq_entries);
-  auto io = std::make_unique<UringIo>(ring, room, files);
+  auto io = std::make_unique<UringIo>(ring, room, files, polled);
   if (const ProbeFailure failure = io->probe(); failure.error != 0) {
     return {.io = nullptr, .step = failure.step, .error = failure.error};
   }
@@ -306,7 +336,10 @@ std::string describe_io_uring_features() {
   uint32_t operations = 0;
   for (int op = 0; op <= probe->last_op; ++op) operations += io_uring_opcode_supported(probe, op);
   io_uring_free_probe(probe);
-  return fmt::format("{}; {} operations", text.empty() ? "no flags" : text, operations);
+  text = fmt::format("{}; {} operations", text.empty() ? "no flags" : text, operations);
+  const std::vector<std::string> drives = io_backend::drives_with_poll_queues();
+  if (!drives.empty()) text += fmt::format("; poll queues on {}", fmt::join(drives, ", "));
+  return text;
 }
 
 }  // namespace overspill

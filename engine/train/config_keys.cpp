@@ -165,6 +165,9 @@ void add_io_keys(Keys& keys) {
               {"libaio", IoBackend::libaio},
               {"threads", IoBackend::threads}},
              {"threads", "How files are read and written; auto: the first of these that works."}));
+  keys.push_back(
+      choice("offload.io.poll", field(&IoOptions::poll), {{"auto", true}, {"false", false}},
+             {"false", "Poll raw devices that have poll queues for completions; auto: yes."}));
   keys.push_back({"offload.io.block_size", "a multiple of 4096 bytes from 4KiB to 64MiB",
                   format_bytes(IoOptions().block_size), "1MiB", "Largest single request.",
                   apply_block_size});

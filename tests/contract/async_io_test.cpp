@@ -11,11 +11,14 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
+#include <new>
 #include <set>
 #include <thread>
 
@@ -31,11 +34,26 @@ namespace fs = std::filesystem;
 struct Backend {
   const char* label;
   IoBackend kind;
-  bool wrapped;  // in a FaultyIo that has no faults
+  bool wrapped;         // in a FaultyIo that has no faults
+  bool polled = false;  // over a raw device
 };
 
-std::vector<std::byte> pattern(uint64_t key, size_t bytes) {
-  std::vector<std::byte> made(bytes);
+constexpr size_t kPage = 4096;
+
+/// Memory that O_DIRECT files take too.
+template <class T>
+struct PageAllocator {
+  using value_type = T;
+  T* allocate(size_t count) {
+    return static_cast<T*>(::operator new (count * sizeof(T), std::align_val_t{kPage}));
+  }
+  void deallocate(T* memory, size_t) { ::operator delete (memory, std::align_val_t{kPage}); }
+  bool operator==(const PageAllocator&) const = default;
+};
+using Bytes = std::vector<std::byte, PageAllocator<std::byte>>;
+
+Bytes pattern(uint64_t key, size_t bytes) {
+  Bytes made(bytes);
   for (size_t i = 0; i < bytes; ++i) {
     made[i] = static_cast<std::byte>(random_bits(key, i / 8) >> (i % 8 * 8));
   }
@@ -55,6 +73,13 @@ class AsyncIoContract : public testing::TestWithParam<Backend> {
     ASSERT_GE(fd, 0);
     file_ = Fd(fd, name);
     unlink(name.c_str());
+    if (!GetParam().polled) return;
+    const char* device = std::getenv("OVERSPILL_POLLED_DEVICE");
+    if (device == nullptr) {
+      GTEST_SKIP() << "OVERSPILL_POLLED_DEVICE names no drive to overwrite (see tests/qemu/run)";
+    }
+    file_ = Fd(::open(device, O_RDWR | O_DIRECT), device);
+    ASSERT_STREQ(open(1)->name(), "io_uring, polled");
   }
 
   std::unique_ptr<AsyncIo> open(uint32_t depth, std::vector<int> files) const {
@@ -62,12 +87,16 @@ class AsyncIoContract : public testing::TestWithParam<Backend> {
     options.backend = GetParam().kind;
     options.queue_depth = depth;
     options.memory_files = memory_files_;
+    if (GetParam().polled) options.block_size = most_bytes();
     if (GetParam().wrapped) {
       options.wrap = [](std::unique_ptr<AsyncIo> io) { return make_faulty_io(std::move(io), {}); };
     }
     return make_async_io(options, files);
   }
   std::unique_ptr<AsyncIo> open(uint32_t depth) const { return open(depth, {file_.get()}); }
+
+  /// What polled requests can have on most drives.
+  static size_t most_bytes() { return GetParam().polled ? 64 << 10 : 4 << 20; }
 
   static IoRequest request(bool write, uint64_t offset, std::span<std::byte> memory,
                            uint64_t tag = 0) {
@@ -101,7 +130,8 @@ TEST_P(AsyncIoContract, ReturnsWhatWasWritten) {
   const auto io = open(4);
   uint64_t offset = 0, tag = 0;
   for (const size_t bytes : {1u, 511u, 512u, 4095u, 4096u, 4097u, 65536u, 1000003u, 4u << 20}) {
-    std::vector<std::byte> out = pattern(bytes, bytes), in(bytes);
+    if (GetParam().polled && (bytes % kPage != 0 || bytes > most_bytes())) continue;
+    Bytes out = pattern(bytes, bytes), in(bytes);
     const IoResult written = run(*io, request(true, offset, out, ++tag));
     EXPECT_EQ(written.error, 0);
     EXPECT_EQ(written.bytes, bytes);
@@ -117,7 +147,7 @@ TEST_P(AsyncIoContract, ReportsEveryRequestOfAFullQueueOnce) {
   constexpr size_t kBytes = 8192;
   const auto io = open(16);
   ASSERT_EQ(io->depth(), 16u);
-  std::vector<std::byte> out = pattern(1, 16 * kBytes), in(16 * kBytes);
+  Bytes out = pattern(1, 16 * kBytes), in(16 * kBytes);
   for (const bool write : {true, false}) {
     std::span<std::byte> memory = write ? out : in;
     std::vector<IoRequest> requests;
@@ -144,7 +174,7 @@ TEST_P(AsyncIoContract, ReportsEveryRequestOfAFullQueueOnce) {
 
 TEST_P(AsyncIoContract, RefillsTheQueueManyTimes) {
   const auto io = open(3);
-  std::vector<std::byte> page(4096);
+  Bytes page(4096);
   std::vector<IoResult> results(3);
   uint64_t submitted = 0, reaped = 0, tag_sum = 0;
   while (reaped < 1000) {
@@ -168,16 +198,17 @@ TEST_P(AsyncIoContract, ReapsNothingWhenIdle) {
 
 TEST_P(AsyncIoContract, RejectsMoreThanItsDepth) {
   const auto io = open(2);
-  std::vector<std::byte> page(4096);
+  Bytes page(4096);
   const std::vector<IoRequest> three(3, request(false, 0, page));
   EXPECT_DEATH(io->submit(three), "CHECK");
 }
 
 TEST_P(AsyncIoContract, ReadsShortAtTheEnd) {
+  if (GetParam().polled) GTEST_SKIP() << "a drive does not end within a page";
   const auto io = open(2);
-  std::vector<std::byte> page = pattern(2, 5000);
+  Bytes page = pattern(2, 5000);
   run(*io, request(true, 0, page));
-  std::vector<std::byte> in(8192);
+  Bytes in(8192);
   const IoResult partial = run(*io, request(false, 4096, in));
   EXPECT_EQ(partial.error, 0);
   EXPECT_EQ(partial.bytes, 5000u - 4096u);
@@ -189,7 +220,7 @@ TEST_P(AsyncIoContract, ReadsShortAtTheEnd) {
 TEST_P(AsyncIoContract, ReportsABadDescriptorAsAValue) {
   for (const int bad : {-1, 1 << 20}) {
     const auto io = open(2, {bad, file_.get()});
-    std::vector<std::byte> page(4096);
+    Bytes page(4096);
     EXPECT_EQ(run(*io, request(false, 0, page)).error, EBADF) << "descriptor " << bad;
     IoRequest good = request(true, 0, page);
     good.file = 1;
@@ -202,18 +233,18 @@ TEST_P(AsyncIoContract, ReportsAReadOnlyDescriptorAsAValue) {
                      "read-only");
   ASSERT_TRUE(read_only.valid());
   const auto io = open(2, {read_only.get()});
-  std::vector<std::byte> page(4096);
+  Bytes page(4096);
   EXPECT_EQ(run(*io, request(true, 0, page)).error, EBADF);
 }
 
 TEST_P(AsyncIoContract, FinishesWhatIsInFlightWhenDestroyed) {
-  constexpr size_t kBytes = 1 << 20;
-  std::vector<std::byte> out = pattern(3, 16 * kBytes), in(16 * kBytes);
+  const size_t bytes = std::min<size_t>(most_bytes(), 1 << 20);
+  Bytes out = pattern(3, 16 * bytes), in(16 * bytes);
   {
     const auto io = open(16);
     std::vector<IoRequest> requests;
     for (size_t i = 0; i < 16; ++i) {
-      requests.push_back(request(true, i * kBytes, std::span(out).subspan(i * kBytes, kBytes), i));
+      requests.push_back(request(true, i * bytes, std::span(out).subspan(i * bytes, bytes), i));
     }
     io->submit(requests);
   }
@@ -222,12 +253,12 @@ TEST_P(AsyncIoContract, FinishesWhatIsInFlightWhenDestroyed) {
 }
 
 TEST_P(AsyncIoContract, ReportsEveryRequestOnceAfterACancel) {
-  constexpr size_t kBytes = 1 << 20;
+  const size_t bytes = std::min<size_t>(most_bytes(), 1 << 20);
   const auto io = open(8);
-  std::vector<std::byte> out = pattern(5, 8 * kBytes), in(8 * kBytes);
+  Bytes out = pattern(5, 8 * bytes), in(8 * bytes);
   std::vector<IoRequest> requests;
   for (size_t i = 0; i < 8; ++i) {
-    requests.push_back(request(true, i * kBytes, std::span(out).subspan(i * kBytes, kBytes), i));
+    requests.push_back(request(true, i * bytes, std::span(out).subspan(i * bytes, bytes), i));
   }
   io->cancel();  // of nothing
   io->submit(requests);
@@ -241,7 +272,7 @@ TEST_P(AsyncIoContract, ReportsEveryRequestOnceAfterACancel) {
     for (const IoResult& result : std::span(results).first(count)) {
       if (result.error != ECANCELED) {
         EXPECT_EQ(result.error, 0);
-        EXPECT_EQ(result.bytes, kBytes);
+        EXPECT_EQ(result.bytes, bytes);
       }
     }
   }
@@ -254,7 +285,7 @@ TEST_P(AsyncIoContract, ReportsEveryRequestOnceAfterACancel) {
 
 TEST_P(AsyncIoContract, MayBeUsedByAnotherThreadThanItsMaker) {
   auto io = open(4);
-  std::vector<std::byte> page = pattern(4, 4096);
+  Bytes page = pattern(4, 4096);
   std::thread([&] { EXPECT_EQ(run(*io, request(true, 0, page)).error, 0); }).join();
   std::thread([&] {
     EXPECT_EQ(run(*io, request(false, 0, page)).bytes, 4096u);
@@ -264,6 +295,7 @@ TEST_P(AsyncIoContract, MayBeUsedByAnotherThreadThanItsMaker) {
 
 INSTANTIATE_TEST_SUITE_P(Backends, AsyncIoContract,
                          testing::Values(Backend{"io_uring", IoBackend::io_uring, false},
+                                         Backend{"polled", IoBackend::io_uring, false, true},
                                          Backend{"libaio", IoBackend::libaio, false},
                                          Backend{"memory", IoBackend::memory, false},
                                          Backend{"threads", IoBackend::threads, false},
@@ -346,7 +378,7 @@ void move_with_buffers(std::span<std::byte> memory, int fd) {
   // Two buffers that touch: a request over their seam is in neither.
   options.buffers = {memory.subspan(2 * kBuffer, kBuffer), memory.subspan(kBuffer, kBuffer)};
   const auto io = make_async_io(options, std::span(&fd, 1));
-  const std::vector<std::byte> out = pattern(7, kBuffer);
+  const Bytes out = pattern(7, kBuffer);
   for (const size_t begin :
        {0ul, kBuffer / 2, kBuffer, 3 * kBuffer / 2, 2 * kBuffer, 5 * kBuffer / 2, 3 * kBuffer}) {
     const std::span<std::byte> part = memory.subspan(begin, kBuffer);
@@ -374,7 +406,7 @@ void move_with_buffers(std::span<std::byte> memory, int fd) {
 TEST(AsyncIoFactory, MovesMemoryInAndOutsideOfRegisteredBuffers) {
   if (describe_io_backend() != "io_uring") GTEST_SKIP() << describe_io_backend();
   const Fd file(memfd_create("buffers", MFD_CLOEXEC), "buffers");
-  std::vector<std::byte> memory(4 * kBuffer);
+  Bytes memory(4 * kBuffer);
   move_with_buffers(memory, file.get());
 }
 
@@ -383,7 +415,7 @@ TEST(AsyncIoFactory, MovesMemoryInAndOutsideOfRegisteredBuffers) {
   const rlimit limit{.rlim_cur = 64 << 10, .rlim_max = 64 << 10};
   if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0 || setuid(65534) != 0) _exit(kCannotDeny);
   const Fd file(memfd_create("buffers", MFD_CLOEXEC), "buffers");
-  std::vector<std::byte> memory(4 * kBuffer);
+  Bytes memory(4 * kBuffer);
   for (int i = 0; i < 2; ++i) {
     move_with_buffers(memory, file.get());
     std::fprintf(stderr, "moved\n");

@@ -45,8 +45,8 @@ uint64_t available_bytes() {
 }
 
 /// A page comes from the node of the thread that first writes to it; later writes move nothing.
-void touch(std::span<std::byte> memory, uint32_t group) {
-  parallel_blocks_in(group, memory.size(), 16 * kHugePage, [&](uint64_t begin, uint64_t end) {
+void touch(std::span<std::byte> memory, uint64_t block) {
+  parallel_blocks(memory.size(), block, [&](uint64_t begin, uint64_t end) {
     for (uint64_t at = begin; at < end; at += kSmallPage) memory[at] = std::byte{0};
   });
 }
@@ -81,9 +81,9 @@ Arena::Arena(uint64_t bytes, const std::string& name, std::span<const ArenaPart>
   }
   for (const ArenaPart& part : parts) {
     CHECK(part.offset + part.bytes <= bytes_);
-    touch({memory_ + part.offset, part.bytes}, part.group);
+    touch({memory_ + part.offset, part.bytes}, kHugePage);
   }
-  touch({memory_, bytes_}, kAllGroups);
+  touch({memory_, bytes_}, 16 * kHugePage);
 }
 
 Arena::~Arena() {

@@ -13,18 +13,18 @@
 
 namespace overspill {
 
-/// A piece of an arena and the parallel group whose threads touch it first.
+/// A piece of an arena that parallel_for will work on as a whole.
 struct ArenaPart {
   uint64_t offset;
   uint64_t bytes;
-  uint32_t group;
 };
 
 class Arena {
  public:
   Arena() = default;
-  /// Parts overlap nowhere; what lies in none is touched by all groups.
-  /// Throws Error(does_not_fit) naming the arena when the system refuses the memory.
+  /// Each part is touched by all groups of threads in proportion, as they will share the work on
+  /// it, so that every thread finds its range on its own node. Parts overlap nowhere. Throws
+  /// Error(does_not_fit) naming the arena when the system refuses the memory.
   Arena(uint64_t bytes, const std::string& name, std::span<const ArenaPart> parts = {});
   Arena(Arena&& other) noexcept
       : memory_(std::exchange(other.memory_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}

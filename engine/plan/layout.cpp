@@ -10,8 +10,8 @@
 namespace overspill {
 namespace {
 
-// By default a block is cut into about 16 chunks, so that reading, updating and writing them overlap
-// (bench/update_layer); larger transfers than the upper limit gain nothing.
+// By default a block is cut into about 16 chunks, so that reading, updating and writing them
+// overlap (bench/update_layer); larger transfers than the upper limit gain nothing.
 constexpr uint64_t kChunksOfABlock = 16;
 constexpr uint64_t kLeastChunk = uint64_t{1} << 20, kMostChunk = uint64_t{4} << 20;
 

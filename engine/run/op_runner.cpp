@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "engine/base/error.h"
-#include "engine/base/parallel.h"
 #include "engine/program/dump.h"
 
 namespace overspill {
@@ -127,9 +126,6 @@ void OpRunner::run_update(const Program& program, const Op& op, StepContext& con
   const Chunk& chunk = layout_.chunk(op.layer, op.index);
   // Weights, gradient, and last the state, which an optimizer without any does not have.
   const bool stateless = accesses.size() == 2;
-  // By the threads on the node that holds most of what is updated.
-  const SlotId slot = stateless ? accesses[0].slot : accesses.back().slot;
-  const ParallelGroupScope near(store_.group_of(slot));
   update_chunk(layout_.options.update_rule(), context.update,
                {.weight = at<std::byte>(accesses[0]),
                 .state = stateless ? nullptr : at<std::byte>(accesses.back()),

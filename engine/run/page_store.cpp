@@ -45,31 +45,19 @@ std::vector<Integrity::Region> page_regions(const Layout& layout, std::vector<Pa
   return regions;
 }
 
-/// Host slots by turns on the parallel groups' nodes: homes by their layer, so that what an update
-/// needs together is together; working slots by their number among those of their role.
-std::vector<uint32_t> slot_groups(const Layout& layout) {
-  std::vector<uint32_t> groups(layout.slots.size(), kAllGroups);
-  const uint32_t count = parallel_group_count();
-  if (count == 1) return groups;
-  for (const Page& page : layout.pages) {
-    if (page.home == Tier::host && page.home_slot != SlotId{}) {
-      groups[page.home_slot.value] = page.layer % count;
-    }
+/// The arrays of a chunk's page, which begins at an offset of the host arena.
+void add_arrays(const Layout& layout, const Chunk& chunk, PageKind kind, uint64_t offset,
+                uint64_t bytes, std::vector<ArenaPart>& parts) {
+  std::vector<uint64_t> ends = {bytes};
+  if (kind == PageKind::optimizer) {
+    const StateLayout state = layout.state(chunk);
+    ends = {state.first, state.second, state.first_scales, bytes};
   }
-  for (const auto* slots : {&layout.records, &layout.stages, &layout.activation_stages}) {
-    for (uint32_t i = 0; i < slots->size(); ++i) groups[(*slots)[i].value] = i % count;
+  uint64_t begin = 0;
+  for (const uint64_t end : ends) {
+    if (end > begin) parts.push_back({offset + begin, end - begin});
+    begin = std::max(begin, end);
   }
-  return groups;
-}
-
-/// The placed slots as parts of the host arena.
-std::vector<ArenaPart> host_parts(const Layout& layout, const std::vector<uint32_t>& groups) {
-  std::vector<ArenaPart> parts;
-  for (size_t i = 0; i < groups.size(); ++i) {
-    const Slot& slot = layout.slots[i];
-    if (groups[i] != kAllGroups) parts.push_back({slot.offset, slot.bytes, groups[i]});
-  }
-  return parts;
 }
 
 constexpr uint64_t kWorthMeasuring = 4 * kGiB;
@@ -93,12 +81,34 @@ std::vector<uint32_t> measured_shares(const Layout& layout, const VolumeOptions&
 
 }  // namespace
 
+std::vector<ArenaPart> host_parts(const Layout& layout) {
+  std::vector<ArenaPart> parts;
+  if (parallel_group_count() == 1) return parts;
+  for (const Page& page : layout.pages) {
+    const bool of_chunk = page.kind == PageKind::weight || page.kind == PageKind::optimizer ||
+                          page.kind == PageKind::gradient;
+    if (!of_chunk || page.home != Tier::host || page.home_slot == SlotId{}) continue;
+    add_arrays(layout, layout.chunk(page.layer, page.index), page.kind,
+               layout.slot(page.home_slot).offset + page.home_offset, page.bytes, parts);
+  }
+  // Working slots take any chunk; nearly all are as large as the largest.
+  const auto largest = std::ranges::max_element(layout.table.chunks, {}, [&](const Chunk& chunk) {
+    return optimizer_page_bytes(layout.options, chunk);
+  });
+  for (const SlotId id : layout.records) {
+    const Slot& slot = layout.slot(id);
+    add_arrays(layout, *largest, PageKind::optimizer, slot.offset, slot.bytes, parts);
+  }
+  for (const SlotId id : layout.stages)
+    parts.push_back({layout.slot(id).offset, layout.slot(id).bytes});
+  return parts;
+}
+
 PageStore::PageStore(const Layout& layout, const Options& options)
     : layout_(layout),
       options_(options),
-      groups_(slot_groups(layout)),
       device_(make_host_device(layout.device_bytes, layout.options.unified)),
-      host_(layout.host_bytes, "host", host_parts(layout, groups_)) {
+      host_(layout.host_bytes, "host", host_parts(layout)) {
   if (layout.nvme_bytes == 0) return;
   // Lanes read into and write from these.
   options_.io.buffers = {{host_.memory(), host_.bytes()}};

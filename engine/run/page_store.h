@@ -1,6 +1,5 @@
 // The memory behind a layout's slots, and whole pages at their homes between steps (loading,
-// checkpoints). With several parallel groups, each host slot is on one group's node. While a
-// Program runs, only its lanes touch slots; page access is for one thread.
+// checkpoints). While a Program runs, only its lanes touch slots; page access is for one thread.
 #pragma once
 
 #include <memory>
@@ -14,6 +13,10 @@
 #include "offload/device.h"
 
 namespace overspill {
+
+/// The arrays of host slots that updates work on. With several parallel groups, each array is
+/// spread over the groups' nodes as an update's work is; with one, nothing needs to be said.
+std::vector<ArenaPart> host_parts(const Layout& layout);
 
 class PageStore {
  public:
@@ -35,8 +38,6 @@ class PageStore {
   /// A new way to the volume, for the thread that calls.
   std::unique_ptr<Channel> open_channel();
   std::byte* address(SlotId slot, uint64_t offset = 0) const;
-  /// The parallel group (engine/base/parallel.h) near a slot; kAllGroups: none is nearer.
-  uint32_t group_of(SlotId slot) const { return groups_[slot.value]; }
 
   /// Host-visible memory for a page: its home where the host can address it, else a working slot
   /// whose content is the caller's until the next buffer() for a page of the same kind.
@@ -54,7 +55,6 @@ class PageStore {
 
   const Layout& layout_;
   Options options_;
-  std::vector<uint32_t> groups_;  ///< per slot
   std::unique_ptr<Device> device_;
   Arena host_;
   std::optional<Volume> volume_;

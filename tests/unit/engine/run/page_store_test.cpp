@@ -1,4 +1,4 @@
-// Where a store's slots are: near which group of threads, and zero before their first use.
+// How a store's memory is spread over groups of threads, and that it is zero before its first use.
 #include "engine/run/page_store.h"
 
 #include <gtest/gtest.h>
@@ -25,28 +25,37 @@ class PageStoreGroups : public test::DiskTest {
   }
 };
 
-TEST_F(PageStoreGroups, OneGroupIsNearerToNoSlot) {
+TEST_F(PageStoreGroups, OneGroupNeedsNoParts) {
   const test::GroupsOfTest chosen({{.cpus = {}, .threads = 2}});
-  const Layout layout = this->layout();
-  const PageStore store(layout, {{root_}, {}});
-  for (uint32_t i = 0; i < layout.slots.size(); ++i) EXPECT_EQ(store.group_of({i}), kAllGroups);
+  EXPECT_TRUE(host_parts(layout()).empty());
 }
 
-TEST_F(PageStoreGroups, HostSlotsTakeTurns) {
+TEST_F(PageStoreGroups, EveryArrayOfAnUpdateIsAPart) {
   const test::GroupsOfTest chosen({{.cpus = {}, .threads = 2}, {.cpus = {}, .threads = 2}});
   const Layout layout = this->layout();
-  const PageStore store(layout, {{root_}, {}});
+  std::vector<ArenaPart> parts = host_parts(layout);
+  const auto has = [&](uint64_t offset, uint64_t bytes) {
+    return std::ranges::any_of(
+        parts, [&](const ArenaPart& p) { return p.offset == offset && p.bytes == bytes; });
+  };
+  uint64_t largest = 0;
+  for (const Chunk& chunk : layout.table.chunks) largest = std::max(largest, chunk.parameters);
+  for (const SlotId id : layout.records) {
+    const uint64_t at = layout.slot(id).offset, n = largest;
+    EXPECT_TRUE(has(at, 2 * n)) << "remainders";
+    EXPECT_TRUE(has(at + 2 * n, 4 * n)) << "exp_avg";
+    EXPECT_TRUE(has(at + 6 * n, 4 * n)) << "exp_avg_sq";
+  }
   for (uint32_t layer = 0; layer < layout.model.layers.size(); ++layer) {
-    const SlotId weights = layout.page(layout.weight(layer, 0)).home_slot;
-    const SlotId gradients = layout.page(layout.gradient(layer, 0)).home_slot;
-    EXPECT_EQ(store.group_of(weights), layer % 2);
-    EXPECT_EQ(store.group_of(gradients), layer % 2) << "an update needs both";
+    for (const PageId page : {layout.weight(layer, 0), layout.gradient(layer, 0)}) {
+      EXPECT_TRUE(has(layout.slot(layout.page(page).home_slot).offset, layout.page(page).bytes));
+    }
   }
-  ASSERT_GE(layout.records.size(), 2u);
-  for (uint32_t i = 0; i < layout.records.size(); ++i) {
-    EXPECT_EQ(store.group_of(layout.records[i]), i % 2);
+  std::ranges::sort(parts, {}, &ArenaPart::offset);
+  for (size_t i = 1; i < parts.size(); ++i) {
+    EXPECT_LE(parts[i - 1].offset + parts[i - 1].bytes, parts[i].offset);
   }
-  EXPECT_EQ(store.group_of(layout.scratch), kAllGroups) << "device memory serves all groups";
+  EXPECT_LE(parts.back().offset + parts.back().bytes, layout.host_bytes);
 }
 
 TEST_F(PageStoreGroups, MemoryIsZeroWhoeverTouchesIt) {

@@ -10,9 +10,9 @@
 namespace overspill {
 namespace {
 
-// By default a block is cut into about 16 chunks, so that reading, updating and writing them
+// By default a block is cut into about 32 chunks, so that reading, updating and writing them
 // overlap (bench/update_layer); larger transfers than the upper limit gain nothing.
-constexpr uint64_t kChunksOfABlock = 16;
+constexpr uint64_t kChunksOfABlock = 32;
 constexpr uint64_t kLeastChunk = uint64_t{1} << 20, kMostChunk = uint64_t{4} << 20;
 
 uint64_t choose_chunk_parameters(const ModelShape& model, const PlanOptions& options) {

@@ -19,9 +19,16 @@ constexpr uint64_t kTask = 1 << 15;  ///< parameters
 static_assert(kTask % kStateBlock == 0);
 
 bool has_first(const OptimizerSettings& s) {
-  return s.kind != OptimizerKind::sgd || s.momentum != 0;
+  if (s.kind == OptimizerKind::sgd) return s.momentum != 0;
+  return s.kind != OptimizerKind::adafactor;
 }
 bool has_second(const OptimizerSettings& s) { return s.kind == OptimizerKind::adamw; }
+bool has_exact_second(const OptimizerSettings& s) {
+  return has_second(s) || s.kind == OptimizerKind::adafactor;
+}
+bool allows_exact(const OptimizerSettings& s) {
+  return s.state == StateFormat::int8 || s.kind == OptimizerKind::adafactor;
+}
 
 /// Bytes per parameter of each array.
 struct Widths {
@@ -64,8 +71,8 @@ Arrays arrays_of(const Call& call, const UpdateRun& run, uint64_t begin) {
                 w};
   if (run.exact) {
     const uint64_t at = (run.exact_begin + begin - run.begin) * sizeof(float);
-    arrays.widths.first = w.first != 0 ? sizeof(float) : 0;
-    arrays.widths.second = w.second != 0 ? sizeof(float) : 0;
+    arrays.widths.first = has_first(call.settings) ? sizeof(float) : 0;
+    arrays.widths.second = has_exact_second(call.settings) ? sizeof(float) : 0;
     arrays.first = call.state(call.layout.exact_first) + at;
     arrays.second = call.state(call.layout.exact_second) + at;
   }
@@ -102,7 +109,10 @@ UpdateBlocks blocks_of(const Call& call, const UpdateRun& run, uint64_t begin,
                       .first = arrays.first,
                       .second = arrays.second,
                       .first_scales = nullptr,
-                      .second_scales = nullptr};
+                      .second_scales = nullptr,
+                      .averages = call.chunk.averages,
+                      .matrix = run.matrix,
+                      .element = call.chunk.first + begin - run.matrix.offset};
   if (settings.state == StateFormat::int8) {
     const auto scales = [&](uint64_t offset) {
       return reinterpret_cast<float*>(call.state(offset)) + block;
@@ -176,8 +186,9 @@ void check_runs(const Call& call, std::span<const UpdateRun> runs) {
   for (const UpdateRun& run : runs) {
     CHECK(run.begin >= at && run.begin % kStateBlock == 0 && run.begin <= run.end);
     CHECK(run.end <= call.chunk.parameters && run.group < call.step.groups.size());
-    CHECK(!run.exact || (call.settings.state == StateFormat::int8 &&
+    CHECK(!run.exact || (allows_exact(call.settings) &&
                          run.exact_begin + (run.end - run.begin) <= call.chunk.exact));
+    CHECK(call.settings.kind != OptimizerKind::adafactor || run.exact != (run.matrix.rows > 0));
     at = run.end;
   }
 }
@@ -186,7 +197,7 @@ void check_runs(const Call& call, std::span<const UpdateRun> runs) {
 
 StateLayout state_layout(const OptimizerSettings& settings, uint64_t parameters, uint64_t exact) {
   CHECK(parameters % kStateBlock == 0);
-  CHECK(exact == 0 || settings.state == StateFormat::int8);
+  CHECK(exact == 0 || allows_exact(settings));
   const Widths w = widths_of(settings);
   const bool coded = settings.state == StateFormat::int8;
   const uint64_t scales = coded ? parameters / kStateBlock * sizeof(float) : 0;
@@ -199,7 +210,7 @@ StateLayout state_layout(const OptimizerSettings& settings, uint64_t parameters,
   layout.second_scales = layout.first_scales + (first ? scales : 0);
   layout.exact_first = layout.second_scales + (second ? scales : 0);
   layout.exact_second = layout.exact_first + (first ? exact_bytes : 0);
-  layout.bytes = layout.exact_second + (second ? exact_bytes : 0);
+  layout.bytes = layout.exact_second + (has_exact_second(settings) ? exact_bytes : 0);
   return layout;
 }
 
@@ -209,6 +220,8 @@ UpdateStep update_step(const OptimizerSettings& settings, std::span<const double
   const double t = static_cast<double>(step);
   const bool adamw = settings.kind == OptimizerKind::adamw;
   const bool sgd = settings.kind == OptimizerKind::sgd;
+  const bool adafactor = settings.kind == OptimizerKind::adafactor;
+  const double fresh = std::pow(t, -settings.adafactor_decay);  // 1 - b
   const double bias1 = adamw ? 1.0 - std::pow(settings.beta1, t) : 1.0;
   const double bias2 = adamw ? 1.0 - std::pow(settings.beta2, t) : 1.0;
   UpdateStep scalars;
@@ -219,11 +232,11 @@ UpdateStep update_step(const OptimizerSettings& settings, std::span<const double
   const double beta1 = sgd ? settings.momentum : settings.beta1;
   scalars.gradient_scale = static_cast<float>(gradient_scale);
   scalars.beta1 = static_cast<float>(beta1);
-  scalars.beta2 = static_cast<float>(settings.beta2);
+  scalars.beta2 = static_cast<float>(adafactor ? 1.0 - fresh : settings.beta2);
   scalars.one_minus_beta1 = static_cast<float>(1.0 - beta1);
-  scalars.one_minus_beta2 = static_cast<float>(1.0 - settings.beta2);
+  scalars.one_minus_beta2 = static_cast<float>(adafactor ? fresh : 1.0 - settings.beta2);
   scalars.inverse_sqrt_bias2 = static_cast<float>(1.0 / std::sqrt(bias2));
-  scalars.epsilon = static_cast<float>(settings.epsilon);
+  scalars.epsilon = adafactor ? 1e-30f : static_cast<float>(settings.epsilon);
   scalars.rounding_key = random_bits(settings.seed, step);
   return scalars;
 }

@@ -5,6 +5,9 @@
 // by operation. Moments in 8 bits take two passes over a block that stays in the first-level cache.
 #include "optim/update_kernels.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "optim/moment_formats.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -22,75 +25,13 @@ namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-using FloatTag = hn::ScalableTag<float>;
-using WordTag = hn::RebindToUnsigned<FloatTag>;
-using HalfTag = hn::Rebind<uint16_t, FloatTag>;
-using ByteTag = hn::Rebind<uint8_t, FloatTag>;
-using FloatVector = hn::Vec<FloatTag>;
-using WordVector = hn::Vec<WordTag>;
-constexpr FloatTag kFloats;
-constexpr WordTag kWords;
-constexpr HalfTag kHalves;
-constexpr ByteTag kBytes;
+#include "optim/update_vectors.inc"
 
-template <class T>
-HWY_INLINE T* as(std::byte* bytes) {
-  return reinterpret_cast<T*>(bytes);
-}
-template <class T>
-HWY_INLINE const T* as(const std::byte* bytes) {
-  return reinterpret_cast<const T*>(bytes);
-}
-
-HWY_INLINE WordVector load_halves(const std::byte* array, size_t i) {
-  return hn::PromoteTo(kWords, hn::LoadU(kHalves, as<uint16_t>(array) + i));
-}
-/// Stores the low halves.
-HWY_INLINE void store_halves(WordVector words, std::byte* array, size_t i) {
-  hn::StoreU(hn::TruncateTo(kHalves, words), kHalves, as<uint16_t>(array) + i);
-}
-HWY_INLINE FloatVector load_bf16(const std::byte* array, size_t i) {
-  return hn::BitCast(kFloats, hn::ShiftLeft<16>(load_halves(array, i)));
-}
-HWY_INLINE WordVector load_bytes(const std::byte* array, size_t i) {
-  return hn::PromoteTo(kWords, hn::LoadU(kBytes, as<uint8_t>(array) + i));
-}
-HWY_INLINE void store_bytes(WordVector words, std::byte* array, size_t i) {
-  hn::StoreU(hn::TruncateTo(kBytes, words), kBytes, as<uint8_t>(array) + i);
-}
-
-template <MasterFormat kMaster>
-HWY_INLINE FloatVector load_master(const UpdateBlocks& a, size_t i) {
-  if constexpr (kMaster == MasterFormat::float32) {
-    return hn::LoadU(kFloats, as<float>(a.weight) + i);
-  } else {
-    const hn::RebindToSigned<FloatTag> integers;
-    const hn::Rebind<int16_t, FloatTag> shorts;
-    const auto remainder = hn::PromoteTo(integers, hn::LoadU(shorts, as<int16_t>(a.remainder) + i));
-    const auto weight = hn::ShiftLeft<16>(load_halves(a.weight, i));
-    return hn::BitCast(kFloats, hn::Add(weight, hn::BitCast(kWords, remainder)));
-  }
-}
-
-template <MasterFormat kMaster>
-HWY_INLINE void store_master(FloatVector master, const UpdateBlocks& a, size_t i) {
-  if constexpr (kMaster == MasterFormat::float32) {
-    hn::StoreU(master, kFloats, as<float>(a.weight) + i);
-  } else {
-    const auto bits = hn::BitCast(kWords, master);
-    const auto nearest = hn::Add(bits, hn::Set(kWords, 0x8000u));
-    store_halves(hn::ShiftRight<16>(nearest), a.weight, i);
-    store_halves(bits, a.remainder, i);
-  }
-}
-
-template <MasterFormat kMaster>
-HWY_INLINE FloatVector load_gradient(const UpdateBlocks& a, size_t i) {
-  if constexpr (kMaster == MasterFormat::float32) {
-    return hn::LoadU(kFloats, as<float>(a.gradient) + i);
-  } else {
-    return load_bf16(a.gradient, i);
-  }
+/// Adafactor's step along g / sqrt(v).
+HWY_INLINE FloatVector normalised(const UpdateBlocks& a, FloatVector p, FloatVector g,
+                                  FloatVector v) {
+  const auto change = hn::Mul(hn::Set(kFloats, a.step_size), hn::Div(g, hn::Sqrt(v)));
+  return hn::Sub(hn::Mul(p, hn::Set(kFloats, a.decay)), change);
 }
 
 /// One vector of parameters: returns the new masters and changes the moments.
@@ -112,6 +53,10 @@ HWY_INLINE FloatVector update(const UpdateBlocks& a, FloatVector p, FloatVector 
     const auto moves = hn::Ne(direction, hn::Zero(kFloats));
     m = hn::Add(hn::Mul(set(a.beta2), m), hn::Mul(set(a.one_minus_beta2), g));
     return hn::Sub(p, hn::IfThenElseZero(moves, hn::CopySign(set(a.step_size), direction)));
+  } else if constexpr (kKind == OptimizerKind::adafactor) {
+    const auto square = hn::Add(hn::Mul(g, g), set(a.epsilon));
+    v = hn::Add(hn::Mul(set(a.beta2), v), hn::Mul(set(a.one_minus_beta2), square));
+    return normalised(a, p, g, v);
   } else {
     g = hn::Add(g, hn::Mul(set(a.decay), p));
     if constexpr (kMomentum) {
@@ -122,24 +67,11 @@ HWY_INLINE FloatVector update(const UpdateBlocks& a, FloatVector p, FloatVector 
   }
 }
 
-/// How far ahead every array is asked for. The processor's own prefetching stops at pages, and
-/// arithmetic overlaps less with it.
-constexpr size_t kAheadBytes = 2048;
-HWY_INLINE void prefetch(const std::byte* array, size_t i, size_t width) {
-  hwy::Prefetch(array + i * width + kAheadBytes);
-}
-template <MasterFormat kMaster>
-HWY_INLINE void prefetch_parameters(const UpdateBlocks& a, size_t i) {
-  constexpr size_t kWidth = kMaster == MasterFormat::split ? 2 : 4;
-  prefetch(a.weight, i, kWidth);
-  if constexpr (kMaster == MasterFormat::split) prefetch(a.remainder, i, kWidth);
-  prefetch(a.gradient, i, kWidth);
-}
-
 template <OptimizerKind kKind, bool kMomentum>
 struct Has {
-  static constexpr bool first = kKind != OptimizerKind::sgd || kMomentum;
-  static constexpr bool second = kKind == OptimizerKind::adamw;
+  static constexpr bool first =
+      kKind == OptimizerKind::sgd ? kMomentum : kKind != OptimizerKind::adafactor;
+  static constexpr bool second = kKind == OptimizerKind::adamw || kKind == OptimizerKind::adafactor;
 };
 
 template <OptimizerKind kKind, MasterFormat kMaster, bool kMomentum>
@@ -158,6 +90,68 @@ void update_float32(UpdateBlocks a) {
     store_master<kMaster>(p, a, i);
     if constexpr (Moments::first) hn::StoreU(m, kFloats, as<float>(a.first) + i);
     if constexpr (Moments::second) hn::StoreU(v, kFloats, as<float>(a.second) + i);
+  }
+}
+
+/// Walks a matrix's elements in order: sqrt(mean(row) / row) and the column's average of each.
+class FactorWalk {
+ public:
+  HWY_INLINE explicit FactorWalk(const UpdateBlocks& a)
+      : rows_(a.averages + a.matrix.first),
+        columns_(a.averages + a.matrix.column_first()),
+        mean_(a.averages[a.matrix.mean()]),
+        row_count_(a.matrix.rows),
+        column_count_(a.matrix.columns),
+        row_(a.element / column_count_),
+        column_(a.element % column_count_) {
+    scale_row();
+  }
+
+  HWY_INLINE void next(FloatVector& scale, FloatVector& column) {
+    if (column_ == column_count_) next_row();
+    if (column_ + hn::Lanes(kFloats) <= column_count_) {
+      scale = hn::Set(kFloats, scale_);
+      column = hn::LoadU(kFloats, columns_ + column_);
+      column_ += hn::Lanes(kFloats);
+      return;
+    }
+    HWY_ALIGN float scales[hn::MaxLanes(kFloats)];
+    HWY_ALIGN float columns[hn::MaxLanes(kFloats)];
+    for (size_t i = 0; i < hn::Lanes(kFloats); ++i) {  // over the row's end
+      if (column_ == column_count_) next_row();
+      scales[i] = scale_;
+      columns[i] = columns_[column_++];
+    }
+    scale = hn::Load(kFloats, scales);
+    column = hn::Load(kFloats, columns);
+  }
+
+ private:
+  HWY_INLINE void next_row() {
+    ++row_;
+    column_ = 0;
+    scale_row();
+  }
+  /// The last block of a matrix has zeros after it, which take any scale.
+  HWY_INLINE void scale_row() { scale_ = std::sqrt(mean_ / rows_[std::min(row_, row_count_ - 1)]); }
+
+  const float* rows_;
+  const float* columns_;
+  float mean_, scale_ = 0;
+  uint64_t row_count_, column_count_, row_, column_;
+};
+
+template <MasterFormat kMaster>
+void update_factored(UpdateBlocks a) {
+  FactorWalk factors(a);
+  const size_t size = a.blocks * kStateBlock;
+  for (size_t i = 0; i < size; i += hn::Lanes(kFloats)) {
+    prefetch_parameters<kMaster>(a, i);
+    FloatVector scale, column;
+    factors.next(scale, column);
+    auto g = hn::Mul(load_gradient<kMaster>(a, i), hn::Set(kFloats, a.gradient_scale));
+    g = hn::Mul(g, scale);
+    store_master<kMaster>(normalised(a, load_master<kMaster>(a, i), g, column), a, i);
   }
 }
 
@@ -318,6 +312,9 @@ void update_kind(const UpdateBlocks& a) {
     case OptimizerKind::sgd:
       if (a.momentum) return update_state<OptimizerKind::sgd, kMaster>(a);
       return update_float32<OptimizerKind::sgd, kMaster, false>(a);
+    case OptimizerKind::adafactor:
+      if (a.matrix.rows > 0) return update_factored<kMaster>(a);
+      return update_float32<OptimizerKind::adafactor, kMaster, false>(a);
   }
 }
 

@@ -29,6 +29,9 @@ struct UpdateBlocks {
   std::byte* second;
   float* first_scales;
   float* second_scales;
+  const float* averages;  ///< adafactor: of FactoredMoments,
+  FactoredMatrix matrix;  ///< no rows: the second moment is in `second`
+  uint64_t element;       ///< of the matrix: the first parameter
 };
 void update_blocks(const UpdateBlocks& blocks);
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Regenerates every committed golden file of this folder: `pip install torch numpy`, then run it.
+"""Regenerates every committed golden file of this folder: `pip install torch numpy transformers`,
+then run it.
 
 demo_model.json     the demo's model on a fixed prompt (float64) and trained for ten steps on the
                     repository's LICENSE (float32, bf16 weights with a float32 master, and
                     float32 with frozen tensors and groups of learning rates)
 adamw_pytorch.json  see adamw_pytorch.py
+adafactor_transformers.json  see adafactor_transformers.py
 """
 import dataclasses
 import json
@@ -15,6 +17,7 @@ import torch
 
 sys.dont_write_bytecode = True
 
+import adafactor_transformers
 import adamw_pytorch
 import reference_trainer as reference
 
@@ -53,7 +56,8 @@ def demo_model():
 def main():
     torch.set_num_threads(1)
     for name, content in {"demo_model.json": demo_model(),
-                          "adamw_pytorch.json": adamw_pytorch.golden()}.items():
+                          "adamw_pytorch.json": adamw_pytorch.golden(),
+                          "adafactor_transformers.json": adafactor_transformers.golden()}.items():
         (HERE / name).write_text(json.dumps(content, indent=1) + "\n")
         print(f"wrote {name}")
 

@@ -36,6 +36,7 @@ class TestChunk {
   uint64_t parameters, exact;
   uint64_t layer = 3, first = 0;
   std::vector<std::byte> weight, state, gradient;
+  std::vector<float> averages;  ///< of factored moments
 
   TestChunk(const OptimizerSettings& with, const std::vector<float>& start,
             uint64_t exact_count = 0)
@@ -52,7 +53,8 @@ class TestChunk {
   }
 
   UpdateChunk view() {
-    return {weight.data(), state.data(), gradient.data(), parameters, exact, layer, first};
+    return {weight.data(), state.data(), gradient.data(), parameters,
+            exact,         layer,        first,           averages.data()};
   }
   /// The gradients must be exact in bf16 where the master is split.
   void set_gradient(const std::vector<float>& values) {
@@ -123,7 +125,7 @@ inline std::vector<OptimizerSettings> all_settings() {
 }
 
 inline std::string describe(const OptimizerSettings& s) {
-  const char* kinds[] = {"adamw", "lion", "sgd"};
+  const char* kinds[] = {"adamw", "lion", "sgd", "adafactor"};
   const char* states[] = {"float32", "bfloat16", "int8"};
   return std::string(kinds[static_cast<int>(s.kind)]) + " " + states[static_cast<int>(s.state)] +
          (s.master == MasterFormat::split ? " split" : " float32 master") +

@@ -35,8 +35,14 @@ class ReferenceChunk {
         layout_(state_layout(settings, chunk.parameters, chunk.exact)) {}
 
   bool split() const { return settings_.master == MasterFormat::split; }
-  bool has_first() const { return settings_.kind != OptimizerKind::sgd || settings_.momentum != 0; }
-  bool has_second() const { return settings_.kind == OptimizerKind::adamw; }
+  bool has_first() const {
+    if (settings_.kind == OptimizerKind::sgd) return settings_.momentum != 0;
+    return settings_.kind != OptimizerKind::adafactor;
+  }
+  /// Adafactor's is exact, or in the averages.
+  bool has_second() const {
+    return settings_.kind == OptimizerKind::adamw || settings_.kind == OptimizerKind::adafactor;
+  }
 
   float master(uint64_t i) const {
     if (!split()) return element<float>(chunk_.weight, i);
@@ -158,8 +164,28 @@ inline float reference_parameter(const OptimizerSettings& settings, const Update
       }
       return p - group.step_size * g;
     }
+    case OptimizerKind::adafactor: {
+      if (decay) p *= group.decay;
+      v = s.beta2 * v + s.one_minus_beta2 * (g * g + s.epsilon);
+      return p - group.step_size * (g / std::sqrt(v));
+    }
   }
   return p;
+}
+
+inline void reference_factored(const ReferenceChunk& c, const UpdateStep& s,
+                               const UpdateChunk& chunk, const UpdateRun& run) {
+  const FactoredMatrix& m = run.matrix;
+  const float* rows = chunk.averages + m.first;
+  const float* columns = rows + m.rows;
+  const UpdateStep::Group& group = s.groups[run.group];
+  for (uint64_t i = run.begin; i < run.end; ++i) {
+    const uint64_t at = chunk.first + i - m.offset;
+    const float scale = std::sqrt(columns[m.columns] / rows[at / m.columns]);
+    const float p = run.decay ? c.master(i) * group.decay : c.master(i);
+    const float g = c.gradient(i) * s.gradient_scale * scale;
+    c.set_master(i, p - group.step_size * (g / std::sqrt(columns[at % m.columns])));
+  }
 }
 
 inline void reference_update(const OptimizerSettings& settings, const UpdateStep& step,
@@ -168,6 +194,10 @@ inline void reference_update(const OptimizerSettings& settings, const UpdateStep
   const ReferenceChunk c(settings, chunk);
   if (moments_zero) c.zero_moments();
   for (const UpdateRun& run : runs) {
+    if (run.matrix.rows > 0) {
+      reference_factored(c, step, chunk, run);
+      continue;
+    }
     for (uint64_t begin = run.begin; begin < run.end; begin += kStateBlock) {
       const uint64_t size = std::min(kStateBlock, run.end - begin);
       ReferenceChunk::Block first{}, second{};

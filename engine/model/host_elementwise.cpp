@@ -152,6 +152,27 @@ OVERSPILL_SIMD double square_sum(const float* x, uint64_t size) {
   return sum;
 }
 
+/// The squares of a row, added to the columns' sums; returns their own sum.
+OVERSPILL_SIMD double add_row_squares(const float* x, uint64_t size, double* column_sums) {
+  double lanes[kSumLanes] = {};
+  uint64_t i = 0;
+  for (; i + kSumLanes <= size; i += kSumLanes) {
+    for (uint64_t j = 0; j < kSumLanes; ++j) {
+      const double square = static_cast<double>(x[i + j]) * x[i + j];
+      lanes[j] += square;
+      column_sums[i + j] += square;
+    }
+  }
+  for (; i < size; ++i) {
+    const double square = static_cast<double>(x[i]) * x[i];
+    lanes[0] += square;
+    column_sums[i] += square;
+  }
+  double sum = 0;
+  for (uint64_t j = 0; j < kSumLanes; ++j) sum += lanes[j];
+  return sum;
+}
+
 OVERSPILL_SIMD void narrow(const float* src, uint16_t* dst, uint64_t size) {
   for (uint64_t i = 0; i < size; ++i) dst[i] = overspill::float_to_bf16(src[i]);
 }
@@ -265,6 +286,23 @@ double sum_of_squares(const float* x, uint64_t size) {
   return sum;
 }
 
+void row_column_squares(const float* x, uint64_t rows, uint64_t columns, double* row_sums,
+                        double* column_sums) {
+  constexpr uint64_t kParts = 32;  // each with sums of its own over the columns
+  const uint64_t part_rows = ceil_div(rows, kParts), parts = ceil_div(rows, part_rows);
+  std::vector<double> partial(parts * columns);
+  parallel_blocks(rows, part_rows, [&](uint64_t begin, uint64_t end) {
+    double* sums = partial.data() + begin / part_rows * columns;
+    for (uint64_t r = begin; r < end; ++r) {
+      row_sums[r] = add_row_squares(x + r * columns, columns, sums);
+    }
+  });
+  std::fill_n(column_sums, columns, 0.0);
+  for (uint64_t p = 0; p < parts; ++p) {
+    for (uint64_t c = 0; c < columns; ++c) column_sums[c] += partial[p * columns + c];
+  }
+}
+
 void float_to_bf16(const float* src, uint16_t* dst, uint64_t size) {
   // In place, a block's result lies over sources of earlier blocks: one thread, ascending.
   if (static_cast<const void*>(src) == static_cast<const void*>(dst)) {
@@ -302,6 +340,7 @@ const Kernels& host_kernels() {
                                 host::cross_entropy,
                                 host::add,
                                 host::sum_of_squares,
+                                host::row_column_squares,
                                 host::float_to_bf16};
   return table;
 }

@@ -31,6 +31,8 @@ void cross_entropy(float* logits, const int32_t* targets, float scale, float* lo
                    uint64_t vocabulary);
 void add(const float* x, float* y, uint64_t size);
 double sum_of_squares(const float* x, uint64_t size);
+void row_column_squares(const float* x, uint64_t rows, uint64_t columns, double* row_sums,
+                        double* column_sums);
 void float_to_bf16(const float* src, uint16_t* dst, uint64_t size);
 
 }  // namespace overspill::host

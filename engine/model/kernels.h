@@ -82,6 +82,9 @@ struct Kernels {
   void (*add)(const float* x, float* y, uint64_t size);
   /// Sum of squares in fp64, in fixed blocks; NaN or infinite when any element is.
   double (*sum_of_squares)(const float* x, uint64_t size);
+  /// Sums of squares in fp64 over each row and each column of x[rows,columns], in fixed blocks.
+  void (*row_column_squares)(const float* x, uint64_t rows, uint64_t columns, double* row_sums,
+                             double* column_sums);
   /// Rounds to nearest even. dst may be src: then the front half of the memory receives the result.
   void (*float_to_bf16)(const float* src, uint16_t* dst, uint64_t size);
 };

@@ -11,8 +11,21 @@ namespace {
 constexpr uint64_t kSmallTensor = 4096;
 constexpr uint64_t kExactAlignment = 16;  // exact moments start at whole cache lines
 
-void add_runs(const LayerShape& layer, StateFormat state, Chunk& chunk,
-              std::vector<UpdateRun>& runs) {
+void add_matrices(const LayerShape& layer, const OptimizerSettings& settings, ChunkTable& table) {
+  std::vector<FactoredMatrix>& matrices = table.matrices.emplace_back();
+  for (const LayerTensor& tensor : layer.tensors) {
+    if (!tensor.trainable || !has_factored_moments(settings, tensor)) continue;
+    const uint64_t rows = tensor.shape[0];
+    matrices.push_back({.offset = tensor.offset,
+                        .rows = rows,
+                        .columns = tensor.elements / rows,
+                        .first = table.factored_elements});
+    table.factored_elements += matrices.back().elements();
+  }
+}
+
+void add_runs(const LayerShape& layer, const OptimizerSettings& settings, Chunk& chunk,
+              ChunkTable& table) {
   const uint64_t chunk_end = chunk.begin + chunk.parameters;
   for (const LayerTensor& tensor : layer.tensors) {
     const uint64_t begin = std::max(tensor.offset, chunk.begin);
@@ -22,27 +35,39 @@ void add_runs(const LayerShape& layer, StateFormat state, Chunk& chunk,
                   .end = end - chunk.begin,
                   .decay = tensor.decay,
                   .group = tensor.group};
-    if (state == StateFormat::int8 && has_exact_moments(tensor)) {
+    if (has_exact_moments(settings, tensor)) {
       run.exact = true;
       run.exact_begin = chunk.exact;
       chunk.exact += round_up(end - begin, kExactAlignment);
     }
-    runs.push_back(run);
+    if (has_factored_moments(settings, tensor)) {
+      run.matrix =
+          *std::ranges::find(table.matrices[chunk.layer], tensor.offset, &FactoredMatrix::offset);
+    }
+    table.runs.push_back(run);
     ++chunk.run_count;
   }
 }
 
 }  // namespace
 
-bool has_exact_moments(const LayerTensor& tensor) {
-  return tensor.shape.size() < 2 || tensor.elements < kSmallTensor;
+bool has_exact_moments(const OptimizerSettings& settings, const LayerTensor& tensor) {
+  if (settings.kind == OptimizerKind::adafactor) return tensor.shape.size() < 2;
+  return settings.state == StateFormat::int8 &&
+         (tensor.shape.size() < 2 || tensor.elements < kSmallTensor);
 }
 
-ChunkTable cut_chunks(const ModelShape& model, uint64_t chunk_parameters, StateFormat state) {
+bool has_factored_moments(const OptimizerSettings& settings, const LayerTensor& tensor) {
+  return settings.kind == OptimizerKind::adafactor && tensor.shape.size() >= 2;
+}
+
+ChunkTable cut_chunks(const ModelShape& model, uint64_t chunk_parameters,
+                      const OptimizerSettings& settings) {
   ChunkTable table;
   for (uint32_t l = 0; l < model.layers.size(); ++l) {
     table.first.push_back(static_cast<uint32_t>(table.chunks.size()));
     const LayerShape& layer = model.layers[l];
+    add_matrices(layer, settings, table);
     for (uint64_t begin = 0; begin < layer.padded; begin += chunk_parameters) {
       Chunk chunk{.layer = l,
                   .begin = begin,
@@ -50,7 +75,7 @@ ChunkTable cut_chunks(const ModelShape& model, uint64_t chunk_parameters, StateF
                   .exact = 0,
                   .first_run = static_cast<uint32_t>(table.runs.size()),
                   .run_count = 0};
-      add_runs(layer, state, chunk, table.runs);
+      add_runs(layer, settings, chunk, table);
       table.chunks.push_back(chunk);
     }
   }

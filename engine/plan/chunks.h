@@ -14,7 +14,7 @@ struct Chunk {
   uint32_t layer;
   uint64_t begin;       ///< first parameter, in the layer
   uint64_t parameters;  ///< multiple of kParameterAlignment
-  uint64_t exact;       ///< parameters with exact moments (int8 state)
+  uint64_t exact;       ///< parameters with exact moments
   uint32_t first_run;   ///< its runs: [first_run, first_run + run_count) in ChunkTable::runs
   uint32_t run_count;   ///< 0: all of it is frozen, and it has no state and no gradient
 
@@ -26,10 +26,16 @@ struct ChunkTable {
   std::vector<Chunk> chunks;
   std::vector<uint32_t> first;
   std::vector<UpdateRun> runs;
+  std::vector<std::vector<FactoredMatrix>> matrices;  ///< by layer: those with factored moments
+  uint64_t factored_elements = 0;                     ///< of all of them
 };
-ChunkTable cut_chunks(const ModelShape& model, uint64_t chunk_parameters, StateFormat state);
+ChunkTable cut_chunks(const ModelShape& model, uint64_t chunk_parameters,
+                      const OptimizerSettings& settings);
 
-/// Norms, biases and tensors too small to gain by it keep float32 moments in int8 state.
-bool has_exact_moments(const LayerTensor& tensor);
+/// Norms, biases and tensors too small to gain by it keep float32 moments in int8 state; with
+/// adafactor all that are no matrices do.
+bool has_exact_moments(const OptimizerSettings& settings, const LayerTensor& tensor);
+/// Adafactor's matrices have no moments in pages.
+bool has_factored_moments(const OptimizerSettings& settings, const LayerTensor& tensor);
 
 }  // namespace overspill

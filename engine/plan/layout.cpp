@@ -194,6 +194,9 @@ class LayoutBuilder {
     add(layout_.records, plan_.records, Tier::host, plan_.record_bytes, "record");
     add(layout_.activation_stages, plan_.activation_stages, Tier::host, plan_.activation_bytes,
         "activation_stage");
+    if (plan_.factored_bytes > 0) {
+      layout_.factored = add_slot(Tier::host, plan_.factored_bytes, "factored_moments");
+    }
   }
 
   const PlacementProblem& problem_;
@@ -235,7 +238,7 @@ uint64_t Layout::home_bytes(PageKind kind, Tier tier) const {
 Layout plan_layout(const ModelShape& model, const PlanOptions& options) {
   CHECK(options.compute_scratch_bytes % 4096 == 0);
   const uint64_t chunk = choose_chunk_parameters(model, options);
-  const ChunkTable table = cut_chunks(model, chunk, options.optimizer_settings.state);
+  const ChunkTable table = cut_chunks(model, chunk, options.optimizer_settings);
   const auto build = [&](uint32_t depth) {
     const PlacementProblem problem(model, options, table, depth, chunk);
     bool generous = true;

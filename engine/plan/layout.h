@@ -80,6 +80,7 @@ struct Layout {
   std::vector<SlotId> records;            ///< host: one chunk's optimizer page each
   std::vector<SlotId> activation_stages;  ///< host: an activation between device and NVMe
   SlotId scratch;                         ///< device: kernel scratch
+  SlotId factored;                        ///< host: FactoredMoments, where the optimizer has any
 
   uint64_t device_bytes = 0;
   uint64_t host_bytes = 0;
@@ -92,6 +93,8 @@ struct Layout {
   std::span<const UpdateRun> runs(const Chunk& chunk) const {
     return {table.runs.data() + chunk.first_run, chunk.run_count};
   }
+  /// The layer's matrices with factored moments.
+  std::span<const FactoredMatrix> matrices(uint32_t layer) const { return table.matrices[layer]; }
   /// Where the arrays of a chunk's optimizer page lie; empty when all of the chunk is frozen.
   StateLayout state(const Chunk& chunk) const { return chunk_state(options, chunk); }
   PageId weight(uint32_t layer, uint32_t c) const { return {first_weight[layer].value + c}; }

@@ -207,13 +207,14 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
   plan.records = roomy(record, 1, 3 + depth * p.max_chunks(), plan.record_bytes);
   plan.activation_stages = roomy(activation_stage, 1, 2 + depth, plan.activation_bytes);
   if (device_stage) plan.device_stages = 2;
+  plan.factored_bytes = round_up(p.table.factored_elements * kFactoredElementBytes, 4096);
 
   plan.device_bytes += plan.weight_ring * plan.ring_bytes +
                        plan.gradient_ring * plan.gradient_sum_bytes + plan.tied_gradient_bytes +
                        plan.activation_slots * plan.activation_bytes +
                        plan.device_stages * plan.stage_bytes + o.compute_scratch_bytes;
   plan.host_bytes += plan.stages * plan.stage_bytes + plan.records * plan.record_bytes +
-                     plan.activation_stages * plan.activation_bytes;
+                     plan.activation_stages * plan.activation_bytes + plan.factored_bytes;
   return plan;
 }
 

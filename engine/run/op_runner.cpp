@@ -108,6 +108,13 @@ void OpRunner::run_reduce(std::span<const Access> accesses, const Op& op, StepCo
   const double squares = llama_.gradient_square_sum(op.layer, at<float>(accesses[0]));
   context.gradient_squares[op.layer] = squares;
   if (!std::isfinite(squares)) context.non_finite = true;
+  const bool update_follows = layout_.options.update == UpdateTiming::in_backward;
+  const FactoredMoments moments = store_.factored_moments();
+  for (const FactoredMatrix& m : layout_.matrices(op.layer)) {
+    llama_.kernels().row_column_squares(at<float>(accesses[0]) + m.offset, m.rows, m.columns,
+                                        moments.sums + m.first, moments.sums + m.column_first());
+    if (update_follows && !context.non_finite) advance_moment(moments, m, context.update);
+  }
 }
 
 void OpRunner::run_export(std::span<const Access> accesses, const Op& op) {
@@ -133,7 +140,8 @@ void OpRunner::run_update(const Program& program, const Op& op, StepContext& con
                 .parameters = chunk.parameters,
                 .exact = chunk.exact,
                 .layer = chunk.layer,
-                .first = chunk.begin},
+                .first = chunk.begin,
+                .averages = store_.factored_moments().averages},
                layout_.runs(chunk), program.kind.moments_zero);
 }
 

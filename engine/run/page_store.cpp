@@ -142,6 +142,13 @@ std::byte* PageStore::address(SlotId id, uint64_t offset) const {
   return arena + slot.offset + offset;
 }
 
+FactoredMoments PageStore::factored_moments() const {
+  if (layout_.factored == SlotId{}) return {};
+  const uint64_t sum_bytes = layout_.table.factored_elements * sizeof(double);
+  return {.sums = reinterpret_cast<double*>(address(layout_.factored)),
+          .averages = reinterpret_cast<float*>(address(layout_.factored, sum_bytes))};
+}
+
 bool PageStore::host_addresses(const Page& page) const {
   return page.home == Tier::host || (page.home == Tier::device && device_->unified());
 }

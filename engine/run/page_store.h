@@ -38,6 +38,8 @@ class PageStore {
   /// A new way to the volume, for the thread that calls.
   std::unique_ptr<Channel> open_channel();
   std::byte* address(SlotId slot, uint64_t offset = 0) const;
+  /// Null arrays where the optimizer has none.
+  FactoredMoments factored_moments() const;
 
   /// Host-visible memory for a page: its home where the host can address it, else a working slot
   /// whose content is the caller's until the next buffer() for a page of the same kind.

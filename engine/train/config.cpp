@@ -163,6 +163,18 @@ void check_evaluation(const TrainConfig& config, const Values& values, const std
        where_of(values, "eval_steps", file), config.eval_steps);
 }
 
+void check_optimizer_state(const TrainConfig& config, const Values& values,
+                           const std::string& file) {
+  if (config.optimizer != OptimizerKind::adafactor ||
+      config.optimizer_state == StateFormat::float32) {
+    return;
+  }
+  fail(ErrorCode::invalid_config,
+       "{}: optimizer_state: found {}, but adafactor keeps only averages over rows and columns, "
+       "always in float32; remove optimizer_state, or choose `optimizer: adamw`",
+       where_of(values, "optimizer_state", file), describe_node(values.at("optimizer_state").node));
+}
+
 void check_update(const TrainConfig& config, const Values& values, const std::string& file) {
   if (config.offload.update != UpdateTiming::in_backward) return;
   const std::string where = where_of(values, "offload.update", file);
@@ -239,6 +251,7 @@ TrainConfig load_train_config(const std::filesystem::path& path,
   require_keys(values, file);
   check_evaluation(config, values, file);
   check_warmup(config, values, file);
+  check_optimizer_state(config, values, file);
   check_update(config, values, file);
   check_placement(config, values, file);
   check_shares(config, values, file);
@@ -252,6 +265,7 @@ OptimizerSettings optimizer_settings(const TrainConfig& config) {
           .beta2 = config.adam_beta2,
           .epsilon = config.adam_epsilon,
           .momentum = config.sgd_momentum,
+          .adafactor_decay = config.adafactor_decay,
           .weight_decay = config.weight_decay,
           .seed = config.seed};
 }

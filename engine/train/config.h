@@ -76,6 +76,7 @@ struct TrainConfig {
   double adam_beta2 = 0.999;
   double adam_epsilon = 1e-8;
   double sgd_momentum = 0.9;
+  double adafactor_decay = 0.8;
   double max_grad_norm = 1.0;         ///< 0: no clipping
   uint32_t max_non_finite_steps = 3;  ///< stop after this many skipped updates in a row
   uint64_t seed = 42;

@@ -15,16 +15,17 @@ constexpr std::array kEightBit = {"adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8
 
 void apply_optimizer(const ConfigValue& value, TrainConfig& config) {
   static const std::vector<std::string> kNames = {"adamw", "adamw_torch", "adamw_torch_fused",
-                                                  "lion", "sgd"};
+                                                  "lion",  "sgd",         "adafactor"};
   const std::string text = value_text(value);
   if (std::ranges::find(kEightBit, text) != kEightBit.end()) {
     refuse_value(value, fmt::format("{}, which is `optimizer: {}` with `optimizer_state: int8`",
                                     text, text.find("lion") == text.npos ? "adamw" : "lion"));
   }
   const std::string& name = kNames[value_choice(value, kNames)];
-  config.optimizer = name == "lion"  ? OptimizerKind::lion
-                     : name == "sgd" ? OptimizerKind::sgd
-                                     : OptimizerKind::adamw;
+  config.optimizer = name == "lion"        ? OptimizerKind::lion
+                     : name == "sgd"       ? OptimizerKind::sgd
+                     : name == "adafactor" ? OptimizerKind::adafactor
+                                           : OptimizerKind::adamw;
 }
 
 void apply_unfrozen(const ConfigValue& list, TrainConfig& config) {
@@ -89,7 +90,8 @@ const std::vector<ConfigKey>& lr_group_item_keys() {
 }
 
 void add_optimizer_keys(std::vector<ConfigKey>& keys) {
-  keys.push_back({"optimizer", "adamw (also spelt adamw_torch or adamw_torch_fused), lion or sgd",
+  keys.push_back({"optimizer",
+                  "adamw (also spelt adamw_torch or adamw_torch_fused), lion, sgd or adafactor",
                   "adamw", "adamw", "The update rule.", apply_optimizer});
   keys.push_back(choice("optimizer_state", field(&TrainConfig::optimizer_state),
                         {{"float32", StateFormat::float32},
@@ -97,7 +99,8 @@ void add_optimizer_keys(std::vector<ConfigKey>& keys) {
                          {"int8", StateFormat::int8}},
                         {"int8",
                          "Format of the moments: bfloat16 and int8 (blocks of 256, small tensors "
-                         "float32) move and keep less, rounded stochastically by seed and step."}));
+                         "float32) move and keep less, rounded stochastically by seed and step. "
+                         "Not for adafactor."}));
   keys.push_back(real("learning_rate", field(&TrainConfig::learning_rate), kRates,
                       {"2e-5", "Peak learning rate."}));
   keys.back().unset.clear();  // required
@@ -130,6 +133,8 @@ void add_optimizer_keys(std::vector<ConfigKey>& keys) {
                       {"1e-8", "Added to the root of the second moment."}));
   keys.push_back(real("sgd_momentum", field(&TrainConfig::sgd_momentum), {0, 1, false, true},
                       {"0.9", "Momentum of sgd; 0 keeps no state."}));
+  keys.push_back(real("adafactor_decay", field(&TrainConfig::adafactor_decay), {0, 1, true, true},
+                      {"0.8", "Adafactor's second moment decays by 1 - t^-adafactor_decay."}));
   keys.push_back(real("max_grad_norm", field(&TrainConfig::max_grad_norm), {0, 1e9},
                       {"1.0", "Clip the global gradient norm to this; 0: no clipping."}));
 }

@@ -122,8 +122,13 @@ std::vector<StateArray> state_arrays(const OptimizerSettings& rule, const LayerT
     arrays.push_back({".remainder", "I16", &StateLayout::remainder, 2});
   }
   if (moments_zero) return arrays;
+  if (has_factored_moments(rule, tensor)) return arrays;
   const bool sgd = rule.kind == OptimizerKind::sgd;
   if (sgd && rule.momentum == 0) return arrays;
+  if (rule.kind == OptimizerKind::adafactor) {
+    arrays.push_back({".exp_avg_sq", "F32", &StateLayout::exact_second, 4, 1, true});
+    return arrays;
+  }
   const bool second = rule.kind == OptimizerKind::adamw;
   const char* first_name = sgd ? ".momentum_buffer" : ".exp_avg";
   const auto add = [&](const char* dtype, uint64_t bytes, uint64_t StateLayout::*first_offset,
@@ -131,7 +136,7 @@ std::vector<StateArray> state_arrays(const OptimizerSettings& rule, const LayerT
     arrays.push_back({first_name, dtype, first_offset, bytes, 1, exact});
     if (second) arrays.push_back({".exp_avg_sq", dtype, second_offset, bytes, 1, exact});
   };
-  if (rule.state == StateFormat::int8 && has_exact_moments(tensor)) {
+  if (has_exact_moments(rule, tensor)) {
     add("F32", 4, &StateLayout::exact_first, &StateLayout::exact_second, true);
     return arrays;
   }
@@ -175,6 +180,24 @@ StatePart state_part(const Layout& layout, const Chunk& chunk, const Piece& piec
   return {.first = piece.tensor_begin / array.parameters,
           .at = layout.state(chunk).*array.offset + begin / array.parameters * array.bytes,
           .bytes = ceil_div(piece.count, array.parameters) * array.bytes};
+}
+
+constexpr const char* kRowSuffix = ".exp_avg_sq_row";
+constexpr const char* kColumnSuffix = ".exp_avg_sq_col";
+
+/// Calls visit(name, averages) for each array of the factored moments.
+template <class Visit>
+void for_factored_arrays(const PageStore& store, const Visit& visit) {
+  const Layout& layout = store.layout();
+  float* averages = store.factored_moments().averages;
+  for (uint32_t l = 0; l < layout.model.layers.size(); ++l) {
+    for (const FactoredMatrix& m : layout.matrices(l)) {
+      const std::string& name =
+          std::ranges::find(layout.model.layers[l].tensors, m.offset, &LayerTensor::offset)->name;
+      visit(name + kRowSuffix, std::span(averages + m.first, m.rows));
+      visit(name + kColumnSuffix, std::span(averages + m.column_first(), m.columns));
+    }
+  }
 }
 
 /// What of a chunk's page is read and written: all of it, or the part before the moments.
@@ -241,6 +264,12 @@ void save_optimizer(PageStore& store, const std::filesystem::path& file, bool mo
       specs.push_back({tensor->name + array.suffix, array_shape(array, *tensor), array.dtype});
     }
   }
+  size_t factored_spec = specs.size();
+  if (!moments_zero) {
+    for_factored_arrays(store, [&](const std::string& name, std::span<const float> averages) {
+      specs.push_back({name, {averages.size()}, "F32"});
+    });
+  }
   SafetensorsWriter writer(file, std::move(specs), {{"format", "pt"}});
   const auto write_chunk = [&](uint32_t l, uint32_t c, const std::vector<Piece>& pieces) {
     const Chunk& chunk = layout.chunk(l, c);
@@ -258,6 +287,11 @@ void save_optimizer(PageStore& store, const std::filesystem::path& file, bool mo
     }
   };
   for_chunks(layout, "saving optimizer state", 1, write_chunk);
+  if (!moments_zero) {
+    for_factored_arrays(store, [&](const std::string&, std::span<const float> averages) {
+      writer.write(factored_spec++, 0, std::as_bytes(averages));
+    });
+  }
   writer.finish();
 }
 
@@ -265,30 +299,46 @@ void load_optimizer(PageStore& store, const std::filesystem::path& path, bool mo
   const Layout& layout = store.layout();
   const OptimizerSettings rule = layout.options.update_rule();
   const SafetensorsFile file(path);
-  const auto entry = [&](const LayerTensor& tensor, const StateArray& array) {
-    const SafetensorsFile::Entry* found = file.find(tensor.name + array.suffix);
-    if (found == nullptr || found->spec.shape != array_shape(array, tensor) ||
-        found->spec.dtype != array.dtype) {
+  const auto named_entry = [&](const std::string& name, const std::vector<uint64_t>& shape,
+                               const std::string& dtype) {
+    const SafetensorsFile::Entry* found = file.find(name);
+    if (found == nullptr || found->spec.shape != shape || found->spec.dtype != dtype) {
       fail(ErrorCode::invalid_file,
-           "{}: {}{} is missing or has another shape or dtype than this run's; resume with the "
+           "{}: {} is missing or has another shape or dtype than this run's; resume with the "
            "model, precision, optimizer, optimizer_state and unfrozen_parameters that wrote the "
            "checkpoint",
-           path.string(), tensor.name, array.suffix);
+           path.string(), name);
     }
     return found;
+  };
+  const auto entry = [&](const LayerTensor& tensor, const StateArray& array) {
+    return named_entry(tensor.name + array.suffix, array_shape(array, tensor), array.dtype);
+  };
+  const auto refuse_frozen = [&](const std::string& name) {
+    if (file.find(name) == nullptr) return;
+    // Without its remainder, a master would silently become its bf16 weight.
+    fail(ErrorCode::invalid_file,
+         "{}: {} is the state of a tensor that this run freezes; resume with the "
+         "unfrozen_parameters that wrote the checkpoint, or start from it as base_model",
+         path.string(), name);
   };
   for (const LayerTensor* tensor : all_tensors(layout.model)) {
     for (const StateArray& array : state_arrays(rule, *tensor, moments_zero)) {
       if (tensor->trainable) {
         entry(*tensor, array);
-      } else if (file.find(tensor->name + array.suffix) != nullptr) {
-        // Without its remainder, a master would silently become its bf16 weight.
-        fail(ErrorCode::invalid_file,
-             "{}: {}{} is the state of a tensor that this run freezes; resume with the "
-             "unfrozen_parameters that wrote the checkpoint, or start from it as base_model",
-             path.string(), tensor->name, array.suffix);
+      } else {
+        refuse_frozen(tensor->name + array.suffix);
       }
     }
+    if (!tensor->trainable && has_factored_moments(rule, *tensor)) {
+      refuse_frozen(tensor->name + kRowSuffix);
+    }
+  }
+  if (!moments_zero) {
+    for_factored_arrays(store, [&](const std::string& name, std::span<float> averages) {
+      const auto* found = named_entry(name, {averages.size()}, "F32");
+      file.read_raw(*found, 0, std::as_writable_bytes(averages));
+    });
   }
   const auto read_chunk = [&](uint32_t l, uint32_t c, const std::vector<Piece>& pieces) {
     const Chunk& chunk = layout.chunk(l, c);

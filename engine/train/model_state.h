@@ -25,7 +25,8 @@ void initialize_weights(PageStore& store, uint64_t seed);
 void export_weights(PageStore& store, const std::filesystem::path& directory);
 
 /// optimizer.safetensors: <tensor>.exp_avg, <tensor>.exp_avg_sq (F32) and, with precision bf16,
-/// <tensor>.remainder (I16). Independent of chunks and placement. With moments_zero, moments are
+/// <tensor>.remainder (I16); adafactor: a matrix's <tensor>.exp_avg_sq_row and
+/// <tensor>.exp_avg_sq_col. Independent of chunks and placement. With moments_zero, moments are
 /// left out.
 void save_optimizer(PageStore& store, const std::filesystem::path& file, bool moments_zero);
 void load_optimizer(PageStore& store, const std::filesystem::path& file, bool moments_zero);

@@ -193,6 +193,7 @@ void Trainer::decide_update(StepOutcome& outcome, const StepContext& step) {
     const double norm = outcome.grad_norm, limit = config.max_grad_norm;
     const double clip = limit > 0 ? std::min(1.0, limit / (norm + 1e-6)) : 1.0;
     pending_ = next_update(clip);
+    advance_moments();
     return;
   }
   outcome.skipped = true;
@@ -214,6 +215,15 @@ void Trainer::decide_update(StepOutcome& outcome, const StepContext& step) {
   }
   log_warning("step {}: non-finite {}: update skipped ({} in a row)", position_.step + 1, what,
               non_finite_in_row_);
+}
+
+void Trainer::advance_moments() {
+  const FactoredMoments moments = store_.factored_moments();
+  for (uint32_t layer = 0; layer < setup_.model.layers.size(); ++layer) {
+    for (const FactoredMatrix& matrix : setup_.layout.matrices(layer)) {
+      advance_moment(moments, matrix, *pending_);
+    }
+  }
 }
 
 void Trainer::flush() {

@@ -41,7 +41,9 @@ INSTANTIATE_TEST_SUITE_P(
         Rule{"lion_float32", OptimizerKind::lion, StateFormat::float32, kBf16, 2 + 4},
         Rule{"lion_int8", OptimizerKind::lion, StateFormat::int8, kBf16, 2 + 1},
         Rule{"sgd_bfloat16", OptimizerKind::sgd, StateFormat::bfloat16, kBf16, 2 + 2},
-        Rule{"sgd_of_float32", OptimizerKind::sgd, StateFormat::float32, kFloat32, 4}),
+        Rule{"sgd_of_float32", OptimizerKind::sgd, StateFormat::float32, kFloat32, 4},
+        Rule{"adafactor", OptimizerKind::adafactor, StateFormat::float32, kBf16, 2},
+        Rule{"adafactor_of_float32", OptimizerKind::adafactor, StateFormat::float32, kFloat32, 0}),
     [](const testing::TestParamInfo<Rule>& info) { return std::string(info.param.name); });
 
 TEST_P(OptimizerContract, PlacementChangesNoBit) {

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "engine/model/fast_math.h"
+#include "tests/unit/engine/base/parallel_groups.h"
 #include "tests/unit/engine/model/llama_under_test.h"
 
 namespace overspill {
@@ -180,6 +181,36 @@ TEST(Kernels, SumOfSquares) {
   }
   const Floats large(100, FLT_MAX);  // squares overflow float32, not the sum
   EXPECT_NEAR(k.sum_of_squares(large.data(), 100), 100.0 * FLT_MAX * FLT_MAX, 1e66);
+}
+
+TEST(Kernels, SquaresOfRowsAndColumns) {
+  for (const auto& [rows, columns] :
+       {std::pair<size_t, size_t>{1, 1}, {1, 50}, {70, 1}, {3, 5}, {33, 16}, {101, 79}}) {
+    Floats x = normals(1, rows * columns, 100);
+    x[0] = 1e25f;  // its square overflows float32
+    Doubles want_rows(rows), want_columns(columns), got_rows(rows, NAN), got_columns(columns, NAN);
+    for (size_t i = 0; i < x.size(); ++i) {
+      want_rows[i / columns] += double{x[i]} * x[i];
+      want_columns[i % columns] += double{x[i]} * x[i];
+    }
+    k.row_column_squares(x.data(), rows, columns, got_rows.data(), got_columns.data());
+    for (size_t r = 0; r < rows; ++r) EXPECT_NEAR(got_rows[r], want_rows[r], 1e-13 * want_rows[r]);
+    for (size_t c = 0; c < columns; ++c) {
+      EXPECT_NEAR(got_columns[c], want_columns[c], 1e-13 * want_columns[c]);
+    }
+  }
+}
+
+TEST(Kernels, SquaresOfRowsAndColumnsDoNotDependOnThreads) {
+  constexpr size_t kRows = 200, kColumns = 333;
+  const Floats x = normals(1, kRows * kColumns, 100);
+  const auto sums = [&](uint32_t threads) {
+    const GroupsOfTest chosen({{.cpus = {}, .threads = threads}});
+    Doubles all(kRows + kColumns);
+    k.row_column_squares(x.data(), kRows, kColumns, all.data(), all.data() + kRows);
+    return all;
+  };
+  EXPECT_EQ(sums(1), sums(7));
 }
 
 TEST(Kernels, FloatToBf16RoundsToNearestEven) {

@@ -41,7 +41,7 @@ struct OffloadConfig {
   Placement gradients = Placement::automatic;
   Placement activations = Placement::automatic;
   std::optional<uint32_t> prefetch_depth;    ///< layers loaded ahead; default 1
-  std::optional<uint64_t> chunk_parameters;  ///< default 4 Mi, less for small layers
+  std::optional<uint64_t> chunk_parameters;  ///< default: a 32nd of a block, 1 Mi to 4 Mi
   UpdateTiming update = UpdateTiming::next_forward;
   DeviceMode device = DeviceMode::unified;  ///< host device: `unified` or `discrete`
   IoOptions io;

@@ -32,24 +32,6 @@ class Topology {
 
 }  // namespace
 
-struct NodeBinding::Saved {
-  Topology topology;
-  hwloc_bitmap_t cpus = hwloc_bitmap_alloc();
-  ~Saved() { hwloc_bitmap_free(cpus); }
-};
-
-NodeBinding::NodeBinding(uint32_t node) : saved_(std::make_unique<Saved>()) {
-  const hwloc_topology_t topology = saved_->topology.get();
-  const hwloc_obj_t object = saved_->topology.node(node);
-  if (object == nullptr) return;
-  if (hwloc_get_cpubind(topology, saved_->cpus, HWLOC_CPUBIND_THREAD) != 0) return;
-  bound_ = hwloc_set_cpubind(topology, object->cpuset, HWLOC_CPUBIND_THREAD) == 0;
-}
-
-NodeBinding::~NodeBinding() {
-  if (bound_) hwloc_set_cpubind(saved_->topology.get(), saved_->cpus, HWLOC_CPUBIND_THREAD);
-}
-
 bool place_on_node(std::byte* memory, uint64_t bytes, uint32_t node) {
   const Topology topology;
   const hwloc_obj_t object = topology.node(node);

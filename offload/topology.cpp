@@ -288,6 +288,15 @@ Machine read_machine() {
   return machine;
 }
 
+std::vector<uint32_t> cpus_of_node(const Machine& machine, uint32_t node) {
+  std::vector<uint32_t> cpus;
+  if (!machine.is_this_system) return cpus;
+  for (const Core& core : machine.core_list) {
+    if (core.numa_node == node) cpus.insert(cpus.end(), core.cpus.begin(), core.cpus.end());
+  }
+  return cpus;
+}
+
 uint64_t memlock_limit_bytes() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0) {

@@ -53,6 +53,9 @@ struct Machine {
 /// Throws Error(io) when the topology cannot be read.
 Machine read_machine();
 
+/// The hardware threads of a NUMA node; none when it has none, or when they are another host's.
+std::vector<uint32_t> cpus_of_node(const Machine& machine, uint32_t node);
+
 /// RLIMIT_MEMLOCK in bytes (UINT64_MAX: unlimited).
 uint64_t memlock_limit_bytes();
 

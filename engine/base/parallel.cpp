@@ -291,15 +291,4 @@ ParallelGroupScope::ParallelGroupScope(uint32_t group) : outer_(own_group) {
 
 ParallelGroupScope::~ParallelGroupScope() { own_group = outer_; }
 
-void parallel_for_in(uint32_t group, uint64_t count, const std::function<void(uint64_t)>& task) {
-  const ParallelGroupScope scope(group);
-  parallel_for(count, task);
-}
-
-void parallel_blocks_in(uint32_t group, uint64_t size, uint64_t block,
-                        const std::function<void(uint64_t, uint64_t)>& task) {
-  const ParallelGroupScope scope(group);
-  parallel_blocks(size, block, task);
-}
-
 }  // namespace overspill

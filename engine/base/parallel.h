@@ -56,9 +56,4 @@ class ParallelGroupScope {
   uint32_t outer_;
 };
 
-/// parallel_for and parallel_blocks in one group.
-void parallel_for_in(uint32_t group, uint64_t count, const std::function<void(uint64_t)>& task);
-void parallel_blocks_in(uint32_t group, uint64_t size, uint64_t block,
-                        const std::function<void(uint64_t, uint64_t)>& task);
-
 }  // namespace overspill

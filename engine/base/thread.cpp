@@ -11,8 +11,9 @@ CpuBinding::CpuBinding(std::span<const uint32_t> cpus) {
     if (cpu < CPU_SETSIZE) CPU_SET(cpu, &wanted);
   }
   if (pthread_getaffinity_np(pthread_self(), sizeof before_, &before_) != 0) return;
-  if (CPU_EQUAL(&before_, &wanted)) return;
-  changed_ = pthread_setaffinity_np(pthread_self(), sizeof wanted, &wanted) == 0;
+  bound_ = CPU_EQUAL(&before_, &wanted);
+  if (bound_) return;
+  bound_ = changed_ = pthread_setaffinity_np(pthread_self(), sizeof wanted, &wanted) == 0;
 }
 
 CpuBinding::~CpuBinding() {

@@ -25,10 +25,12 @@ class CpuBinding {
   ~CpuBinding();
   CpuBinding(const CpuBinding&) = delete;
   CpuBinding& operator=(const CpuBinding&) = delete;
+  /// Whether the thread is on the CPUs that were asked for.
+  bool bound() const { return bound_; }
 
  private:
   cpu_set_t before_;
-  bool changed_ = false;
+  bool bound_ = false, changed_ = false;
 };
 
 }  // namespace overspill

@@ -13,6 +13,7 @@
 
 #include "engine/base/error.h"
 #include "engine/base/random.h"
+#include "engine/base/thread.h"
 #include "engine/bench/drive_runner.h"
 #include "offload/numa_binding.h"
 #include "offload/topology.h"
@@ -66,7 +67,7 @@ class Sweep {
   const BenchProgress& progress_;
   SweepGrid grid_;
   std::optional<BenchBuffers> buffers_;
-  std::vector<NumaNode> nodes_;
+  const Machine machine_;
   size_t most_mixed_ = 0, done_ = 0, total_ = 0;
 };
 
@@ -91,7 +92,7 @@ Sweep::Sweep(const NvmeBenchOptions& options, const std::atomic<bool>& stop,
       stop_(stop),
       progress_(progress),
       grid_(make_grid(options)),
-      nodes_(read_machine().numa_nodes) {
+      machine_(read_machine()) {
   const size_t alone = alone_points(grid_).size() * kRounds;
   // Which block size will be used for both at once is not known yet; the smallest has most pairs.
   most_mixed_ = mixed_points(grid_, grid_.block_sizes.front()).size();
@@ -140,11 +141,11 @@ void Sweep::run_points(DriveRunner& runner, const std::vector<BenchPoint>& point
 
 /// Reads and writes at the recommended settings from every NUMA node in turn.
 void Sweep::compare_nodes(DriveRunner& runner, TargetResult& target) {
-  if (nodes_.size() < 2) return;
+  if (machine_.numa_nodes.size() < 2) return;
   const int home = target.paths.size() == 1 ? drive_numa_node(target.paths.front()) : -1;
   const Recommendation& best = target.best;
-  for (const NumaNode& node : nodes_) {
-    const NodeBinding binding(node.index);
+  for (const NumaNode& node : machine_.numa_nodes) {
+    const CpuBinding binding(cpus_of_node(machine_, node.index));
     if (!binding.bound()) continue;
     bool placed = true;
     for (const Arena* arena : {&buffers_->read, &buffers_->write}) {

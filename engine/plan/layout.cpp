@@ -31,15 +31,9 @@ uint64_t choose_chunk_parameters(const ModelShape& model, const PlanOptions& opt
   uint64_t chunk = std::clamp(round_up(share, kParameterAlignment), kLeastChunk, kMostChunk);
   chunk = std::min(chunk, largest);
   // Small host budgets get small slots: enough of each to pipeline must leave half of it for homes.
-  const Chunk whole{.layer = 0,
-                    .begin = 0,
-                    .parameters = kParameterAlignment,
-                    .exact = 0,
-                    .first_run = 0,
-                    .run_count = 1};
+  const StateLayout state = state_layout(options.update_rule(), kParameterAlignment, 0);
   const uint64_t per_parameter =
-      6 * options.weight_bytes() +
-      4 * ceil_div(optimizer_page_bytes(options, whole), kParameterAlignment);
+      6 * options.weight_bytes() + 4 * ceil_div(state.bytes, kParameterAlignment);
   while (chunk > kParameterAlignment && chunk * per_parameter > options.host_memory / 2) {
     chunk = round_up(chunk / 2, kParameterAlignment);
   }

@@ -3,16 +3,6 @@
 
 namespace overspill {
 
-const char* resource_name(Resource resource) {
-  switch (resource) {
-    case Resource::drives: return "drives";
-    case Resource::link: return "link";
-    case Resource::cores: return "cores";
-    case Resource::memory: return "memory";
-  }
-  return "?";
-}
-
 HardwareProfile default_profile() {
   HardwareProfile p;
   p[OpKind::read] = {1.7e9, 1e-4};

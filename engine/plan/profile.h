@@ -27,7 +27,6 @@ enum class Resource : uint8_t {
   memory,  ///< the host's memory bandwidth
 };
 inline constexpr size_t kResources = 4;
-const char* resource_name(Resource resource);
 
 /// An op alone takes latency + work / rate, by kind; work is bytes, FLOPs or parameters (Op::work).
 struct HardwareProfile {

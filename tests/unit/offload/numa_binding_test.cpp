@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include "engine/base/thread.h"
 #include "offload/arena.h"
 #include "offload/topology.h"
 
@@ -17,26 +18,27 @@ int allowed_cpus() {
   return CPU_COUNT(&cpus);
 }
 
-TEST(NodeBinding, RestoresTheThreadsProcessors) {
+TEST(NumaBinding, RestoresTheThreadsProcessors) {
   const int before = allowed_cpus();
-  for (const NumaNode& node : read_machine().numa_nodes) {
-    const NodeBinding binding(node.index);
+  const Machine machine = read_machine();
+  for (const NumaNode& node : machine.numa_nodes) {
+    const CpuBinding binding(cpus_of_node(machine, node.index));
     if (!binding.bound()) GTEST_SKIP() << "this system does not bind threads";
-    EXPECT_GT(allowed_cpus(), 0);
+    EXPECT_EQ(allowed_cpus(), static_cast<int>(cpus_of_node(machine, node.index).size()));
   }
   EXPECT_EQ(allowed_cpus(), before);
 }
 
-TEST(NodeBinding, RefusesANodeThatDoesNotExist) {
+TEST(NumaBinding, RefusesANodeThatDoesNotExist) {
   const int before = allowed_cpus();
-  const NodeBinding binding(9999);
+  const CpuBinding binding(cpus_of_node(read_machine(), 9999));
   EXPECT_FALSE(binding.bound());
   EXPECT_EQ(allowed_cpus(), before);
   const Arena arena(1 << 20, "test");
   EXPECT_FALSE(place_on_node(arena.memory(), arena.bytes(), 9999));
 }
 
-TEST(NodeBinding, MovesMemoryWithItsContent) {
+TEST(NumaBinding, MovesMemoryWithItsContent) {
   const Arena arena(4 << 20, "test");
   arena.memory()[12345] = std::byte{7};
   for (const NumaNode& node : read_machine().numa_nodes) {

@@ -211,9 +211,9 @@ size_t UringIo::take_ready(std::span<IoResult> results) {
 }
 
 bool UringIo::wait_for_wanted(Clock::time_point end) {
+  if (polled_) return poll_until(end);
   io_uring_cqe* first = nullptr;
   const uint32_t wanted = std::clamp(wanted_, 1u, std::max(in_flight_, 1u));
-  if (polled_) return poll_until(end);
   for (;;) {
     int outcome;
     if (end == Clock::time_point::max()) {

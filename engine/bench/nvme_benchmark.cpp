@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kRecordBytes = 48 * kMiB;  // a chunk's record at the default 4 Mi parameters
+constexpr uint64_t kRecordBytes = 48 * kMiB;  // of a chunk of 4 Mi parameters
 constexpr uint32_t kPagesInMemory = 4;        // of each side
 constexpr uint32_t kRounds = 2;
 constexpr uint64_t kFirstStripe = 4 * kMiB;

@@ -2,6 +2,8 @@
 // updates: the engine's and the reference's.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <string>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "engine/base/random.h"
 #include "optim/optimizer.h"
 #include "optim/split_master.h"
+#include "optim/update_kernels.h"
 #include "tests/unit/optim/reference_update.h"
 
 namespace overspill {
@@ -97,6 +100,32 @@ class TestChunk {
     for (uint64_t i = 0; i < count; ++i) result.push_back(value(values, i));
     return result;
   }
+};
+
+/// Copies of a chunk, one for each instruction set that this processor has.
+class TargetChunks {
+ public:
+  explicit TargetChunks(const TestChunk& start) : chunks_(targets_.size(), start) {}
+
+  /// Updates `want` by the reference and every copy by its target: the same bits.
+  void update(TestChunk& want, const UpdateStep& step, const std::vector<float>& gradient,
+              std::span<const UpdateRun> runs, bool zero) {
+    want.set_gradient(gradient);
+    want.reference(step, runs, zero);
+    for (size_t target = 0; target < chunks_.size(); ++target) {
+      SCOPED_TRACE(update_target_name(targets_[target]));
+      force_update_target(targets_[target]);
+      chunks_[target].set_gradient(gradient);
+      chunks_[target].update(step, runs, zero);
+      force_update_target(0);
+      EXPECT_TRUE(chunks_[target].weight == want.weight);
+      EXPECT_TRUE(chunks_[target].state == want.state);
+    }
+  }
+
+ private:
+  const std::vector<int64_t> targets_ = update_targets();
+  std::vector<TestChunk> chunks_;
 };
 
 inline constexpr OptimizerKind kKinds[] = {OptimizerKind::adamw, OptimizerKind::lion,

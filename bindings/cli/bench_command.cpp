@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -112,7 +111,9 @@ void write_outputs(const BenchArguments& arguments, const NvmeBenchReport& repor
   if (!arguments.json.empty()) write_text_file(arguments.json, bench_json(report));
   if (!arguments.html.empty()) write_text_file(arguments.html, bench_html(report));
   if (arguments.profile.empty()) return;
-  save_profile(arguments.profile, to_profile(report), std::array{OpKind::read, OpKind::write},
+  HardwareProfile profile;
+  profile.drives = to_profile(report);
+  save_profile(arguments.profile, profile,
                fmt::format("Measured by `overspill bench nvme` on {}: {}", report.started,
                            report.targets.back().name));
   fmt::print("profile        {} (offload.hardware_profile of a training file)\n",

@@ -167,16 +167,19 @@ void recommend_mixed(std::span<const BenchResult> results, Recommendation& chose
   chosen.mixed_write = winner->rates.write;
 }
 
-HardwareProfile to_profile(const NvmeBenchReport& report) {
+DrivesProfile to_profile(const NvmeBenchReport& report) {
   CHECK(!report.targets.empty());
-  const Recommendation& best = report.targets.back().best;
-  HardwareProfile profile = default_profile();
-  profile.drives = best.settings();
-  // A step's reads and writes run side by side nearly all the time, so these are the rates of both
-  // at once; a fixed latency of a page is part of them.
-  if (best.mixed_read > 0) profile[OpKind::read] = {best.mixed_read, 0};
-  if (best.mixed_write > 0) profile[OpKind::write] = {best.mixed_write, 0};
-  return profile;
+  const TargetResult& target = report.targets.back();
+  const Recommendation& best = target.best;
+  DrivesProfile drives;
+  drives.count = static_cast<uint32_t>(target.paths.size());
+  drives.settings = best.settings();
+  drives.latency = 0;  // a page's is part of its rate
+  if (best.read > 0) drives.read = best.read;
+  if (best.write > 0) drives.write = best.write;
+  if (best.mixed_read > 0) drives.mixed_read = best.mixed_read;
+  if (best.mixed_write > 0) drives.mixed_write = best.mixed_write;
+  return drives;
 }
 
 }  // namespace overspill

@@ -101,6 +101,6 @@ struct NvmeBenchReport {
 };
 
 /// The profile of the last target: what a run over all the paths should use.
-HardwareProfile to_profile(const NvmeBenchReport& report);
+DrivesProfile to_profile(const NvmeBenchReport& report);
 
 }  // namespace overspill

@@ -35,6 +35,8 @@ const char* op_name(OpKind kind) {
     case OpKind::reduce_gradient: return "reduce_gradient";
     case OpKind::export_gradient: return "export_gradient";
     case OpKind::update: return "update";
+    case OpKind::all_gather: return "all_gather";
+    case OpKind::reduce_scatter: return "reduce_scatter";
   }
   return "?";
 }

@@ -70,7 +70,9 @@ enum class OpKind : uint8_t {
   backward,
   reduce_gradient,  ///< the layer's sum of squares, in fp64
   export_gradient,  ///< a chunk's float32 sums -> the gradient's page
-  update,           ///< AdamW on one chunk
+  update,           ///< the optimizer on one chunk
+  all_gather,       ///< every rank's part of a layer's weights -> all of them
+  reduce_scatter,   ///< a layer's gradients, summed over the ranks -> this rank's part
 };
 const char* op_name(OpKind kind);
 

@@ -35,6 +35,9 @@ void OpRunner::run(const Program& program, const Op& op, StepContext& context) {
     case OpKind::reduce_gradient: return run_reduce(accesses, op, context);
     case OpKind::export_gradient: return run_export(accesses, op);
     case OpKind::update: return run_update(program, op, context);
+    case OpKind::all_gather:
+    case OpKind::reduce_scatter:
+      fail(ErrorCode::internal, "{} needs several ranks, and this run has one", op_name(op.kind));
   }
 }
 

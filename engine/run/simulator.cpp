@@ -12,8 +12,8 @@ constexpr uint32_t kNone = UINT32_MAX;
 
 class Simulation {
  public:
-  Simulation(const Program& program, const HardwareProfile& profile)
-      : program_(program), profile_(profile), ended_(program.ops.size(), false) {
+  Simulation(const Program& program, const CostModel& costs)
+      : program_(program), costs_(costs), ended_(program.ops.size(), false) {
     trace_.events.resize(program.ops.size());
     for (uint32_t i = 0; i < program.ops.size(); ++i) {
       lanes_[static_cast<size_t>(program.ops[i].lane)].ops.push_back(i);
@@ -54,7 +54,7 @@ class Simulation {
       if (!ready(op)) continue;
       ++lane.next;
       lane.running = op;
-      lane.left_ns = std::round(profile_.seconds(program_.ops[op]) * 1e9);
+      lane.left_ns = std::round(costs_.seconds(program_.ops[op]) * 1e9);
       trace_.events[op].begin_ns = std::llround(now_ns_);
       changed_ = true;
     }
@@ -100,7 +100,7 @@ class Simulation {
   }
 
   const std::array<double, kResources>& uses(size_t lane) const {
-    return profile_[program_.ops[lanes_[lane].running].kind].uses;
+    return costs_.rate(program_.ops[lanes_[lane].running]).uses;
   }
 
   void end_ops(double wait) {
@@ -120,7 +120,7 @@ class Simulation {
   static constexpr double kEndedNs = 1e-6;  // below the resolution of times
 
   const Program& program_;
-  const HardwareProfile& profile_;
+  const CostModel& costs_;
   Trace trace_;
   std::array<LaneState, kLanes> lanes_;
   std::vector<char> ended_;
@@ -130,8 +130,8 @@ class Simulation {
 
 }  // namespace
 
-Trace simulate(const Program& program, const HardwareProfile& profile) {
-  return Simulation(program, profile).run();
+Trace simulate(const Program& program, const CostModel& costs) {
+  return Simulation(program, costs).run();
 }
 
 }  // namespace overspill

@@ -2,8 +2,9 @@
 #include "engine/run/trace.h"
 
 #include <fmt/format.h>
-#include <algorithm>
 
+#include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "engine/base/fd.h"
@@ -57,20 +58,25 @@ TraceSummary summarize(const Program& program, const Trace& trace) {
   return summary;
 }
 
-HardwareProfile measure_profile(const Program& program, const Trace& trace,
-                                const HardwareProfile& fallback) {
-  std::array<double, kOpKinds> work{}, seconds{};
+CostModel measure_costs(const Program& program, const Trace& trace, const CostModel& fallback) {
+  struct Sum {
+    double work = 0, seconds = 0, count = 0;
+  };
+  std::map<std::pair<OpKind, LayerKind>, Sum> sums;
   for (size_t i = 0; i < program.ops.size(); ++i) {
-    const auto kind = static_cast<size_t>(program.ops[i].kind);
-    work[kind] += static_cast<double>(program.ops[i].work);
-    seconds[kind] += static_cast<double>(trace.events[i].end_ns - trace.events[i].begin_ns) * 1e-9;
+    const Op& op = program.ops[i];
+    Sum& sum = sums[{op.kind, fallback.layer_kind(op.layer)}];
+    sum.work += static_cast<double>(op.work);
+    sum.seconds += static_cast<double>(trace.events[i].end_ns - trace.events[i].begin_ns) * 1e-9;
+    ++sum.count;
   }
-  HardwareProfile profile = fallback;
-  for (size_t kind = 0; kind < kOpKinds; ++kind) {
-    if (work[kind] > 0 && seconds[kind] > 0)
-      profile.rates[kind] = {work[kind] / seconds[kind], 0.0};
+  CostModel costs = fallback;
+  for (const auto& [key, sum] : sums) {
+    const bool has_work = sum.work > 0 && sum.seconds > 0;
+    costs.at(key.first, key.second) = has_work ? CostModel::Rate{sum.work / sum.seconds, 0}
+                                               : CostModel::Rate{1, sum.seconds / sum.count};
   }
-  return profile;
+  return costs;
 }
 
 void write_trace(const std::filesystem::path& path, const Program& program, const Layout& layout,

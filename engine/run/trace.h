@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/plan/cost_model.h"
 #include "engine/plan/layout.h"
-#include "engine/plan/profile.h"
 #include "engine/program/program.h"
 
 namespace overspill {
@@ -35,9 +35,9 @@ struct TraceSummary {
 };
 TraceSummary summarize(const Program& program, const Trace& trace);
 
-/// Rates by kind of op, as this trace shows them. Kinds that did not occur keep `fallback`'s.
-HardwareProfile measure_profile(const Program& program, const Trace& trace,
-                                const HardwareProfile& fallback);
+/// Rates by kind of op and layer as this trace shows them, with what sharing cost in them. Kinds
+/// that did not occur keep `fallback`'s.
+CostModel measure_costs(const Program& program, const Trace& trace, const CostModel& fallback);
 
 /// Chrome/Perfetto JSON, one track per lane; `name` becomes the process's name. Written whole.
 void write_trace(const std::filesystem::path& path, const Program& program, const Layout& layout,

@@ -153,7 +153,7 @@ void apply_hardware_profile(const ConfigValue& value, TrainConfig& config) {
     if (error.code() != ErrorCode::not_found) throw;
     refuse_value(value, fmt::format("{}, which does not exist", path.string()));
   }
-  const auto& drives = config.offload.hardware_profile->drives;
+  const auto& drives = config.offload.hardware_profile->drives.settings;
   if (!drives) return;
   config.offload.io.block_size = drives->block_bytes;
   // The profile's depths are per drive, and nvme_paths has been read before this key.

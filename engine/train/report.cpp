@@ -28,8 +28,8 @@ std::string budget_line(const char* name, uint64_t used, uint64_t budget) {
 
 }  // namespace
 
-std::string describe_prediction(const Program& program, const HardwareProfile& profile) {
-  const TraceSummary summary = summarize(program, simulate(program, profile));
+std::string describe_prediction(const Program& program, const CostModel& costs) {
+  const TraceSummary summary = summarize(program, simulate(program, costs));
   std::string text =
       fmt::format("predicted step time {} (profile)", format_seconds(summary.seconds));
   for (size_t lane = 0; lane < kLanes; ++lane) {

@@ -298,8 +298,9 @@ void Trainer::log_step(const StepOutcome& outcome) {
                   summary.seconds);
 }
 
-HardwareProfile Trainer::fallback_profile() const {
-  return setup_.config.offload.hardware_profile.value_or(default_profile());
+CostModel Trainer::fallback_costs() const {
+  const auto& profile = setup_.config.offload.hardware_profile;
+  return cost_model(profile.value_or(HardwareProfile{}), setup_.layout);
 }
 
 void Trainer::log_prediction() {
@@ -308,7 +309,7 @@ void Trainer::log_prediction() {
   const bool next_forward = config.offload.update == UpdateTiming::next_forward;
   const Program& steady =
       program({true, true, next_forward, false, config.gradient_accumulation_steps});
-  log_info("{}", describe_prediction(steady, fallback_profile()));
+  log_info("{}", describe_prediction(steady, fallback_costs()));
 }
 
 RunReport Trainer::run(const std::atomic<bool>& stop) {
@@ -322,7 +323,7 @@ RunReport Trainer::run(const std::atomic<bool>& stop) {
   uint64_t evaluated_step = saved_step;
   while (position_.step < total_steps_ && !stop) {
     if (last_.program != nullptr) {
-      measured_ = measure_profile(*last_.program, last_.trace, fallback_profile());
+      measured_ = measure_costs(*last_.program, last_.trace, fallback_costs());
       measured_program_ = last_.program;
     }
     last_ = train_step();
@@ -351,11 +352,10 @@ void Trainer::finish_report() {
   const Layout& layout = setup_.layout;
   const fs::path& directory = setup_.config.output_dir;
   if (last_.program != nullptr) {
-    const HardwareProfile profile =
-        measured_program_ == last_.program
-            ? *measured_
-            : measure_profile(*last_.program, last_.trace, fallback_profile());
-    const Trace predicted = simulate(*last_.program, profile);
+    const CostModel costs = measured_program_ == last_.program
+                                ? *measured_
+                                : measure_costs(*last_.program, last_.trace, fallback_costs());
+    const Trace predicted = simulate(*last_.program, costs);
     report_.predicted_step_seconds = static_cast<double>(predicted.end_ns()) * 1e-9;
     report_.measured_step_seconds = static_cast<double>(last_.trace.end_ns()) * 1e-9;
     report_.trace = directory / "trace.json";

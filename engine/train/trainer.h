@@ -64,7 +64,7 @@ class Trainer {
   void save();
   void log_step(const StepOutcome& outcome);
   /// Rates of kinds of op that no step has shown yet.
-  HardwareProfile fallback_profile() const;
+  CostModel fallback_costs() const;
   /// The time of a steady step, where offload.hardware_profile tells the machine's rates.
   void log_prediction();
   void finish_report();
@@ -91,12 +91,12 @@ class Trainer {
   std::unique_ptr<Progress> progress_;
   RunReport report_;
   StepOutcome last_;
-  std::optional<HardwareProfile> measured_;  ///< from a step of the same program as the last one
+  std::optional<CostModel> measured_;  ///< from a step of the same program as the last one
   const Program* measured_program_ = nullptr;
 };
 
 /// "predicted step time 12.3 s (profile): ..." of a Program, by the simulator.
-std::string describe_prediction(const Program& program, const HardwareProfile& profile);
+std::string describe_prediction(const Program& program, const CostModel& costs);
 
 /// The end-of-run summary for people: losses, where state lived, bytes, memory, files.
 std::string describe_report(const RunReport& report, const RunSetup& setup);

@@ -188,8 +188,9 @@ TEST_F(NvmeBenchmarkTest, CommandWritesTableJsonPageAndProfile) {
   EXPECT_EQ(json.at("targets").size(), 1u);
   EXPECT_TRUE(test::bytes_of_file(out / "r.html").ends_with("</html>\n"));
   const HardwareProfile profile = load_profile(out / "p.yaml");
-  ASSERT_TRUE(profile.drives.has_value());
-  EXPECT_EQ(profile.drives->block_bytes, json.at("targets")[0].at("recommended").at("block_size"));
+  ASSERT_TRUE(profile.drives.settings.has_value());
+  EXPECT_EQ(profile.drives.settings->block_bytes,
+            json.at("targets")[0].at("recommended").at("block_size"));
   EXPECT_TRUE(nothing_left());
 }
 

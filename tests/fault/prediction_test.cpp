@@ -10,8 +10,7 @@ using PredictionTest = TrainingTest;
 
 TEST_F(PredictionTest, ComesFromTheProfileBeforeTheFirstStep) {
   // Reads so slow that nothing else counts: all state is on NVMe, 16 bytes per parameter and step.
-  put_file(root_ / "drives.yaml",
-           "version: 1\nrates:\n  read: {work_per_second: 1000, latency_seconds: 0}\n");
+  put_file(root_ / "drives.yaml", "version: 2\ndrives: {read: 1000, mixed_read: 1000}\n");
   write_yaml("", "  hardware_profile: drives.yaml\n");
   const Child::Result result = start({}).wait();
   ASSERT_EQ(result.exit_code, 0) << result.err;

@@ -89,21 +89,25 @@ TEST(NvmeSweep, RefusesAGridWithoutPoints) {
   EXPECT_THROW(alone_points(grid), Error);
 }
 
-TEST(NvmeSweep, ProfileHoldsTheRatesOfBothAtOnce) {
+TEST(NvmeSweep, ProfileHoldsTheRatesOfAllPathsTogether) {
   NvmeBenchReport report;
   report.targets.resize(2);
   report.targets[0].best = {.block_bytes = kMiB, .mixed_read = 1, .mixed_write = 1};
+  report.targets[1].paths = {"a", "b"};
   report.targets[1].best = {.block_bytes = 4 * kMiB,
+                            .read = 5e9,
+                            .write = 4e9,
                             .mixed_read_depth = 4,
                             .mixed_write_depth = 8,
                             .mixed_read = 3e9,
                             .mixed_write = 2e9};
-  const HardwareProfile profile = to_profile(report);
-  EXPECT_EQ(profile.drives, (DriveSettings{4 * kMiB, 4, 8}));
-  EXPECT_DOUBLE_EQ(profile[OpKind::read].work_per_second, 3e9);
-  EXPECT_DOUBLE_EQ(profile[OpKind::write].work_per_second, 2e9);
-  EXPECT_DOUBLE_EQ(profile[OpKind::forward].work_per_second,
-                   default_profile()[OpKind::forward].work_per_second);
+  const DrivesProfile drives = to_profile(report);
+  EXPECT_EQ(drives.count, 2u);
+  EXPECT_EQ(drives.settings, (DriveSettings{4 * kMiB, 4, 8}));
+  EXPECT_DOUBLE_EQ(drives.read, 5e9);
+  EXPECT_DOUBLE_EQ(drives.write, 4e9);
+  EXPECT_DOUBLE_EQ(drives.mixed_read, 3e9);
+  EXPECT_DOUBLE_EQ(drives.mixed_write, 2e9);
 }
 
 }  // namespace

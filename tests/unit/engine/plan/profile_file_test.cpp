@@ -43,46 +43,86 @@ class ProfileFileTest : public testing::Test {
 };
 
 HardwareProfile measured() {
-  HardwareProfile profile = default_profile();
-  profile.drives = DriveSettings{4 * kMiB, 4, 16};
-  profile[OpKind::read] = {3.25e9, 0};
-  profile[OpKind::write] = {1.5e9, 2.5e-4};
-  return profile;
+  HardwareProfile p;
+  p.name = "a \"test\" machine";
+  p.sources = {"a benchmark", "https://example.org/a: b"};
+  p.device = {.name = "GPU",
+              .count = 4,
+              .accelerator = true,
+              .memory = 96'000'000'000,
+              .memory_bandwidth = 1.75e12,
+              .peak_flops = 5e14,
+              .compute = {{OpKind::backward, 4e6, 512, 1.5e11}, {OpKind::loss, 4e6, 1, 2e11}},
+              .gemm = {{512, 4096, 1024, 2.5e11}},
+              .reduce_gradient = 1e12,
+              .export_gradient = 2e12};
+  p.link = {55e9, 56e9, 50e9, 51e9, 114e9, 115e9, 2e-5};
+  p.host = {.memory = 1152 * kGiB,
+            .memory_bandwidth = 5e11,
+            .cores = 64,
+            .numa_distances = {{10, 32}, {32, 10}},
+            .updates = {{OptimizerKind::lion, StateFormat::int8, 1.25e9}},
+            .update_latency = 3e-5};
+  p.drives = {.count = 8,
+              .read = 3.25e9,
+              .write = 1.5e9,
+              .mixed_read = 2.5e9,
+              .mixed_write = 1.25e9,
+              .latency = 2.5e-4,
+              .cpu_seconds_per_gb = 0.03,
+              .capacity = kTiB,
+              .endurance = 500 * kTiB,
+              .settings = DriveSettings{4 * kMiB, 4, 16}};
+  p.collective = {4e9, 3e9, 1e-4};
+  return p;
 }
 
 TEST_F(ProfileFileTest, ReadsWhatItWrote) {
-  const HardwareProfile written = measured();
-  save_profile(path(), written, std::array{OpKind::read, OpKind::write}, "a test");
-  const HardwareProfile read = load_profile(path());
-  EXPECT_EQ(read.drives, written.drives);
-  for (size_t kind = 0; kind < kOpKinds; ++kind) {
-    EXPECT_DOUBLE_EQ(read.rates[kind].work_per_second, written.rates[kind].work_per_second);
-    EXPECT_DOUBLE_EQ(read.rates[kind].latency_seconds, written.rates[kind].latency_seconds);
-  }
+  save_profile(path(), measured(), "a test\nof two lines");
+  EXPECT_TRUE(read_text_file(path()).starts_with("# a test\n# of two lines\nversion: 2\n"));
+  EXPECT_EQ(load_profile(path()), measured());
 }
 
-TEST_F(ProfileFileTest, KindsThatWereNotMeasuredKeepTheirDefaults) {
-  HardwareProfile profile = measured();
-  profile[OpKind::forward] = {1, 1};
-  save_profile(path(), profile, std::array{OpKind::read}, "a test");
-  EXPECT_DOUBLE_EQ(load_profile(path())[OpKind::forward].work_per_second,
-                   default_profile()[OpKind::forward].work_per_second);
+TEST_F(ProfileFileTest, WritesOnlyWhatDiffersFromTheDefaults) {
+  HardwareProfile profile;
+  profile.drives.read = 3e9;
+  EXPECT_EQ(profile_text(profile, "x"), "# x\nversion: 2\ndrives:\n  read: 3e+09\n");
+  EXPECT_EQ(profile_text({}, "x"), "# x\nversion: 2\n");
+}
+
+TEST_F(ProfileFileTest, AcceptsUnitsOfBytes) {
+  write_text_file(path(), "version: 2\nlink: {h2d: 55GB}\nhost: {memory: 1.5TiB}\n");
+  EXPECT_DOUBLE_EQ(load_profile(path()).link.h2d, 55e9);
+  EXPECT_EQ(load_profile(path()).host.memory, 3 * kTiB / 2);
 }
 
 TEST_F(ProfileFileTest, RefusesDamagedFiles) {
-  const std::string anew = "; write the file anew with `overspill bench nvme --profile`";
+  const std::string hint = "; `overspill bench all --profile` writes such files";
   EXPECT_EQ(
-      refusal("version: 1\nrate: {}\n"),
-      "drives.yaml:2: a hardware profile: unknown key \"rate\" (did you mean \"rates\"?)" + anew);
-  EXPECT_EQ(refusal("version: 2\n"), "drives.yaml:1: version must be 1" + anew);
-  EXPECT_EQ(refusal("version: 1\nrates:\n  read: {work_per_second: -1, latency_seconds: 0}\n"),
-            "drives.yaml:3: work_per_second must be a number of at least 0.001" + anew);
-  EXPECT_EQ(refusal("version: 1\nnvme:\n  block_size: 1000\n  read_depth: 1\n  write_depth: 1\n"),
-            "drives.yaml:3: block_size 1000 is no multiple of 4096" + anew);
-  EXPECT_EQ(refusal("version: 1\nnvme: {block_size: 4096, read_depth: 1}\n"),
-            "drives.yaml:2: write_depth must be an integer from 1 to 1024" + anew);
-  EXPECT_TRUE(refusal("version: [1\n").starts_with("drives.yaml:2: not valid YAML"));
-  EXPECT_EQ(refusal("just text\n"), "drives.yaml:1: a hardware profile must be a mapping" + anew);
+      refusal("version: 2\ndrive: {}\n"),
+      "drives.yaml:2: a hardware profile: unknown key \"drive\" (did you mean \"drives\"?)" + hint);
+  EXPECT_EQ(refusal("version: 1\n"),
+            "drives.yaml:1: a hardware profile of version 2 is needed (version: 2); write the file "
+            "anew with `overspill bench all --profile`");
+  EXPECT_EQ(refusal("version: 2\ndrives:\n  read: -1\n"),
+            "drives.yaml:3: read must be a number of at least 0" + hint);
+  EXPECT_EQ(refusal("version: 2\ndrives: {write: 0}\n"),
+            "drives.yaml:2: write must be above 0" + hint);
+  EXPECT_EQ(refusal("version: 2\nlink: {h2d: fast}\n"),
+            "drives.yaml:2: h2d must be a number, or one with a unit such as 55GB" + hint);
+  EXPECT_EQ(refusal("version: 2\nhost: {numa_distances: [10, 20]}\n"),
+            "drives.yaml:2: numa_distances must be a list of lists" + hint);
+  EXPECT_EQ(refusal("version: 2\nhost:\n  updates:\n    - {optimizer: adam, state: int8}\n"),
+            "drives.yaml:4: optimizer must be one of adamw, lion, sgd, adafactor" + hint);
+  const std::string depths =
+      "version: 2\ndrives:\n  settings: {read_depth: 1, write_depth: 1, block_size: ";
+  EXPECT_EQ(
+      refusal(depths + "1000}\n"),
+      "drives.yaml:3: block_size 1000 must be a multiple of 4096 of at most 64.00 MiB" + hint);
+  EXPECT_EQ(refusal("version: 2\ndrives: {settings: {block_size: 4096, read_depth: 1}}\n"),
+            "drives.yaml:2: read_depth and write_depth must be integers from 1 to 1024" + hint);
+  EXPECT_TRUE(refusal("version: [2\n").starts_with("drives.yaml:2: not valid YAML"));
+  EXPECT_EQ(refusal("just text\n"), "drives.yaml:1: a hardware profile must be a mapping" + hint);
 }
 
 class ProfileConfigTest : public ProfileFileTest {
@@ -97,17 +137,17 @@ class ProfileConfigTest : public ProfileFileTest {
 };
 
 TEST_F(ProfileConfigTest, GivesTheDefaultsOfIo) {
-  save_profile(path(), measured(), std::array{OpKind::read}, "a test");
+  save_profile(path(), measured(), "a test");
   const TrainConfig config = load("  nvme_paths: [a, b]\n  hardware_profile: drives.yaml\n");
   ASSERT_TRUE(config.offload.hardware_profile.has_value());
-  EXPECT_DOUBLE_EQ((*config.offload.hardware_profile)[OpKind::read].work_per_second, 3.25e9);
+  EXPECT_DOUBLE_EQ(config.offload.hardware_profile->drives.read, 3.25e9);
   EXPECT_EQ(config.offload.io.block_size, 4 * kMiB);
   EXPECT_EQ(config.offload.io.queue_depth, 32u);  // of both drives together
   EXPECT_EQ(config.offload.io.write_depth, 16u);  // of each
 }
 
 TEST_F(ProfileConfigTest, WhatTheFileSaysWinsOverTheProfile) {
-  save_profile(path(), measured(), std::array{OpKind::read}, "a test");
+  save_profile(path(), measured(), "a test");
   const TrainConfig config =
       load("  io: {block_size: 2MiB, queue_depth: 3}\n  hardware_profile: drives.yaml\n");
   EXPECT_EQ(config.offload.io.block_size, 2 * kMiB);

@@ -14,10 +14,15 @@ namespace {
 using test::ProgramBuilder;
 
 /// A nanosecond per unit of work for every kind of op.
-HardwareProfile unit_profile() {
-  HardwareProfile profile;
-  for (auto& rate : profile.rates) rate = {1e9, 0};
-  return profile;
+CostModel unit_costs() {
+  CostModel costs;
+  for (size_t kind = 0; kind < kOpKinds; ++kind) costs.set(static_cast<OpKind>(kind), {1e9, 0});
+  return costs;
+}
+
+/// Of ops in layer 0, where ProgramBuilder puts them.
+CostModel::Rate& rate(CostModel& costs, OpKind kind) {
+  return costs.at(kind, LayerKind::embedding);
 }
 
 void expect_times(const Trace& trace, const std::vector<std::pair<int64_t, int64_t>>& want) {
@@ -29,7 +34,7 @@ void expect_times(const Trace& trace, const std::vector<std::pair<int64_t, int64
 }
 
 TEST(Simulator, EmptyProgramTakesNoTime) {
-  EXPECT_EQ(simulate(Program{}, unit_profile()).end_ns(), 0);
+  EXPECT_EQ(simulate(Program{}, unit_costs()).end_ns(), 0);
 }
 
 TEST(Simulator, LaneRunsItsOpsOneAfterTheOther) {
@@ -37,7 +42,7 @@ TEST(Simulator, LaneRunsItsOpsOneAfterTheOther) {
   b.add(Lane::compute, OpKind::forward, 100);
   b.add(Lane::compute, OpKind::backward, 30);
   b.add(Lane::compute, OpKind::forward, 5);
-  expect_times(simulate(b.program, unit_profile()), {{0, 100}, {100, 130}, {130, 135}});
+  expect_times(simulate(b.program, unit_costs()), {{0, 100}, {100, 130}, {130, 135}});
 }
 
 TEST(Simulator, IndependentLanesOverlap) {
@@ -45,7 +50,7 @@ TEST(Simulator, IndependentLanesOverlap) {
   b.add(Lane::nvme_read, OpKind::read, 70);
   b.add(Lane::compute, OpKind::forward, 100);
   b.add(Lane::nvme_read, OpKind::read, 70);
-  const Trace trace = simulate(b.program, unit_profile());
+  const Trace trace = simulate(b.program, unit_costs());
   expect_times(trace, {{0, 70}, {0, 100}, {70, 140}});
   EXPECT_EQ(trace.end_ns(), 140);
 }
@@ -58,19 +63,19 @@ TEST(Simulator, OpWaitsForItsLastDependencyAndForItsLane) {
   const uint32_t second = b.add(Lane::compute, OpKind::forward, 10, {copy, first});
   b.add(Lane::nvme_write, OpKind::write, 7, {first, second});
   b.add(Lane::nvme_read, OpKind::read, 1, {first});  // its lane, not its dependency, holds it
-  expect_times(simulate(b.program, unit_profile()),
+  expect_times(simulate(b.program, unit_costs()),
                {{0, 50}, {50, 70}, {0, 10}, {70, 80}, {80, 87}, {50, 51}});
 }
 
 TEST(Simulator, DurationIsLatencyAndWorkAtTheKindsRate) {
-  HardwareProfile profile = unit_profile();
-  profile[OpKind::read] = {2e9, 1e-6};
-  profile[OpKind::update] = {5e8, 0};
+  CostModel costs = unit_costs();
+  rate(costs, OpKind::read) = {2e9, 1e-6};
+  rate(costs, OpKind::update) = {5e8, 0};
   ProgramBuilder b;
   b.add(Lane::nvme_read, OpKind::read, 4000);
   b.add(Lane::optimizer, OpKind::update, 4000);
   b.add(Lane::nvme_read, OpKind::read, 0);
-  expect_times(simulate(b.program, profile), {{0, 3000}, {0, 8000}, {3000, 4000}});
+  expect_times(simulate(b.program, costs), {{0, 3000}, {0, 8000}, {3000, 4000}});
 }
 
 /// Earliest times by repeating the two rules until nothing changes: no use of the ops' order.
@@ -106,7 +111,7 @@ TEST(Simulator, RandomProgramsHaveTheirEarliestTimes) {
       b.add(static_cast<Lane>(random_below(seed, 4 * i + 1, kLanes)), OpKind::forward,
             random_below(seed, 4 * i + 2, 1000), deps);
     }
-    const Trace trace = simulate(b.program, unit_profile());
+    const Trace trace = simulate(b.program, unit_costs());
     const std::vector<Trace::Event> want = fixed_point(b.program);
     for (size_t i = 0; i < want.size(); ++i) {
       ASSERT_EQ(trace.events[i].begin_ns, want[i].begin_ns) << "op " << i;
@@ -117,11 +122,11 @@ TEST(Simulator, RandomProgramsHaveTheirEarliestTimes) {
 
 // ---- sharing ----
 
-HardwareProfile sharing_profile(double read_uses, double write_uses) {
-  HardwareProfile profile = unit_profile();
-  profile[OpKind::read][Resource::drives] = read_uses;
-  profile[OpKind::write][Resource::drives] = write_uses;
-  return profile;
+CostModel sharing_costs(double read_uses, double write_uses) {
+  CostModel costs = unit_costs();
+  rate(costs, OpKind::read)[Resource::drives] = read_uses;
+  rate(costs, OpKind::write)[Resource::drives] = write_uses;
+  return costs;
 }
 
 TEST(Simulator, ReadsAndWritesTakeTurnsOnADriveThatDoesOneAtATime) {
@@ -129,43 +134,43 @@ TEST(Simulator, ReadsAndWritesTakeTurnsOnADriveThatDoesOneAtATime) {
   b.add(Lane::nvme_read, OpKind::read, 100);
   b.add(Lane::nvme_write, OpKind::write, 300);
   // Half speed each until the read ends at 200, when 200 of the write are left.
-  expect_times(simulate(b.program, sharing_profile(1, 1)), {{0, 200}, {0, 400}});
+  expect_times(simulate(b.program, sharing_costs(1, 1)), {{0, 200}, {0, 400}});
 }
 
 TEST(Simulator, ADriveWithRoomForBothSlowsNeither) {
   ProgramBuilder b;
   b.add(Lane::nvme_read, OpKind::read, 100);
   b.add(Lane::nvme_write, OpKind::write, 300);
-  expect_times(simulate(b.program, sharing_profile(0.5, 0.5)), {{0, 100}, {0, 300}});
+  expect_times(simulate(b.program, sharing_costs(0.5, 0.5)), {{0, 100}, {0, 300}});
   // Of 0.8 each, 1.6 are wanted: 0.625 of the speed.
-  expect_times(simulate(b.program, sharing_profile(0.8, 0.8)), {{0, 160}, {0, 360}});
+  expect_times(simulate(b.program, sharing_costs(0.8, 0.8)), {{0, 160}, {0, 360}});
 }
 
 TEST(Simulator, OthersGoOnWhenAResourceIsUsedUp) {
-  HardwareProfile profile = sharing_profile(1, 1);
-  profile[OpKind::update][Resource::cores] = 1;
+  CostModel costs = sharing_costs(1, 1);
+  rate(costs, OpKind::update)[Resource::cores] = 1;
   ProgramBuilder b;
   b.add(Lane::nvme_read, OpKind::read, 100);
   b.add(Lane::nvme_write, OpKind::write, 100);
   b.add(Lane::optimizer, OpKind::update, 100);
-  expect_times(simulate(b.program, profile), {{0, 200}, {0, 200}, {0, 100}});
+  expect_times(simulate(b.program, costs), {{0, 200}, {0, 200}, {0, 100}});
 }
 
 TEST(Simulator, ASmallUserIsNotHeldBackByALargeOne) {
-  HardwareProfile profile = unit_profile();
-  profile[OpKind::forward][Resource::cores] = 1.0;
-  profile[OpKind::read][Resource::cores] = 0.25;
+  CostModel costs = unit_costs();
+  rate(costs, OpKind::forward)[Resource::cores] = 1.0;
+  rate(costs, OpKind::read)[Resource::cores] = 0.25;
   ProgramBuilder b;
   b.add(Lane::compute, OpKind::forward, 800);
   b.add(Lane::nvme_read, OpKind::read, 80);
   // Together 1.25 of the cores: both at 0.8 until the read ends at 100.
-  expect_times(simulate(b.program, profile), {{0, 820}, {0, 100}});
+  expect_times(simulate(b.program, costs), {{0, 820}, {0, 100}});
 }
 
 TEST(Simulator, SharedWorkIsNeitherLostNorMade) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(seed);
-    HardwareProfile profile = sharing_profile(1, 1);
+    CostModel costs = sharing_costs(1, 1);
     ProgramBuilder b;
     double total = 0;
     for (uint32_t i = 0; i < 40; ++i) {
@@ -175,7 +180,7 @@ TEST(Simulator, SharedWorkIsNeitherLostNorMade) {
       total += static_cast<double>(work);
     }
     // One resource, always in use: whatever the order, it takes the sum.
-    EXPECT_NEAR(static_cast<double>(simulate(b.program, profile).end_ns()), total, 2);
+    EXPECT_NEAR(static_cast<double>(simulate(b.program, costs).end_ns()), total, 2);
   }
 }
 

@@ -79,45 +79,58 @@ TEST(Trace, SummaryAddsUpBusyTimesBytesAndFlops) {
 TEST(Trace, BusyAndStallCoverTheComputeLaneBetweenItsOps) {
   // Under the simulator the compute lane either works or waits for a dependency.
   ProgramBuilder b;
-  HardwareProfile profile;
-  for (auto& rate : profile.rates) rate = {1e9, 0};
+  CostModel costs;
+  for (size_t kind = 0; kind < kOpKinds; ++kind) costs.set(static_cast<OpKind>(kind), {1e9, 0});
   const uint32_t read = b.add(Lane::nvme_read, OpKind::read, 500);
   b.add(Lane::compute, OpKind::forward, 200);
   const uint32_t next = b.add(Lane::compute, OpKind::forward, 300, {read});
   b.add(Lane::optimizer, OpKind::update, 900, {read});
   b.add(Lane::compute, OpKind::loss, 100, {3, next});
-  const Trace trace = simulate(b.program, profile);
+  const Trace trace = simulate(b.program, costs);
   const TraceSummary summary = summarize(b.program, trace);
   EXPECT_NEAR(at(summary.stall_seconds, Lane::nvme_read), 300e-9, 1e-15);
   EXPECT_NEAR(at(summary.stall_seconds, Lane::optimizer), 600e-9, 1e-15);
   EXPECT_NEAR(at(summary.busy_seconds, Lane::compute) + 900e-9, summary.seconds, 1e-15);
 }
 
-TEST(Trace, MeasuredProfileIsWorkOverTimeByKind) {
+TEST(Trace, MeasuredCostsAreWorkOverTimeByKind) {
   const Story s = example();
-  HardwareProfile fallback;
-  for (auto& rate : fallback.rates) rate = {123, 0.5};
-  const HardwareProfile profile = measure_profile(s.program, s.trace, fallback);
-  EXPECT_NEAR(profile[OpKind::read].work_per_second, (4096 + 8192) / 260e-9, 1);
-  EXPECT_NEAR(profile[OpKind::forward].work_per_second, 7000 / 70e-9, 1);
-  EXPECT_EQ(profile[OpKind::read].latency_seconds, 0);
-  EXPECT_EQ(profile[OpKind::score].work_per_second, 123) << "no such op: the fallback";
-  EXPECT_EQ(profile[OpKind::score].latency_seconds, 0.5);
+  CostModel fallback;
+  for (size_t kind = 0; kind < kOpKinds; ++kind)
+    fallback.set(static_cast<OpKind>(kind), {123, 0.5});
+  CostModel costs = measure_costs(s.program, s.trace, fallback);
+  const auto rate = [&](OpKind kind) { return costs.at(kind, LayerKind::embedding); };
+  EXPECT_NEAR(rate(OpKind::read).work_per_second, (4096 + 8192) / 260e-9, 1);
+  EXPECT_NEAR(rate(OpKind::forward).work_per_second, 7000 / 70e-9, 1);
+  EXPECT_EQ(rate(OpKind::read).latency_seconds, 0);
+  EXPECT_EQ(rate(OpKind::score).work_per_second, 123) << "no such op: the fallback";
+  EXPECT_EQ(rate(OpKind::score).latency_seconds, 0.5);
 }
 
-TEST(Trace, ProfileMeasuredOnASimulationIsTheSimulatedOne) {
+TEST(Trace, CostsMeasuredOnASimulationAreTheSimulatedOnes) {
   const Story s = example();
-  HardwareProfile profile;
+  CostModel costs;
   for (size_t kind = 0; kind < kOpKinds; ++kind) {
-    profile.rates[kind] = {1e3 * static_cast<double>(kind + 1), 0};
+    costs.set(static_cast<OpKind>(kind), {1e3 * static_cast<double>(kind + 1), 0});
   }
-  const Trace simulated = simulate(s.program, profile);
-  const HardwareProfile measured = measure_profile(s.program, simulated, HardwareProfile{});
+  const Trace simulated = simulate(s.program, costs);
+  const CostModel measured = measure_costs(s.program, simulated, CostModel{});
   for (const OpKind kind : {OpKind::read, OpKind::forward, OpKind::update, OpKind::write}) {
-    EXPECT_NEAR(measured[kind].work_per_second / profile[kind].work_per_second, 1, 1e-6);
+    EXPECT_NEAR(measured.at(kind, LayerKind::embedding).work_per_second /
+                    costs.at(kind, LayerKind::embedding).work_per_second,
+                1, 1e-6);
   }
   EXPECT_NEAR(static_cast<double>(simulate(s.program, measured).end_ns()),
               static_cast<double>(simulated.end_ns()), 1e-6 * 1e9);
+}
+
+TEST(Trace, CostsOfAnOpWithoutWorkAreItsTime) {
+  ProgramBuilder b;
+  b.add(Lane::compute, OpKind::forward, 0);
+  b.add(Lane::compute, OpKind::forward, 0);
+  const Trace trace{{{0, 100}, {100, 400}}};
+  const CostModel costs = measure_costs(b.program, trace, CostModel{});
+  EXPECT_NEAR(costs.seconds(b.program.ops[0]), 200e-9, 1e-15);
 }
 
 class TraceFile : public testing::Test {

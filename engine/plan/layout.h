@@ -41,6 +41,9 @@ struct PlanOptions {
   std::optional<uint64_t> chunk_parameters;
   UpdateTiming update = UpdateTiming::next_forward;
 
+  uint32_t ranks = 1;  ///< that share each layer's parameters (ZeRO-3)
+  uint32_t rank = 0;
+
   OptimizerSettings optimizer_settings{};  ///< `master` follows the precision
 
   /// The settings with the precision's master.

@@ -55,12 +55,6 @@ TrainConfig with_chosen_drives(TrainConfig config) {
   return config;
 }
 
-ModelShape trained_model(const TrainConfig& config) {
-  ModelShape model = llama_layers(load_model_config(config_path(config)));
-  apply_parameter_groups(model, config.unfrozen_parameters, config.lr_groups);
-  return model;
-}
-
 /// Plans once: the machine does not change. HWLOC_XMLFILE's has other CPUs than this one.
 const CpuPlan& process_cpus() {
   static const CpuPlan plan = [] {
@@ -69,6 +63,14 @@ const CpuPlan& process_cpus() {
   }();
   if (!parallel_groups_chosen()) set_parallel_groups(parallel_groups_of(plan));
   return plan;
+}
+
+}  // namespace
+
+ModelShape trained_model(const TrainConfig& config) {
+  ModelShape model = llama_layers(load_model_config(config_path(config)));
+  apply_parameter_groups(model, config.unfrozen_parameters, config.lr_groups);
+  return model;
 }
 
 PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, const Llama& llama) {
@@ -97,8 +99,6 @@ PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, con
   o.optimizer_settings = optimizer_settings(config);
   return o;
 }
-
-}  // namespace
 
 RunSetup::RunSetup(const TrainConfig& c)
     : config(with_chosen_drives(c)),

@@ -27,6 +27,13 @@ struct RunSetup {
   LaneCpus lane_cpus() const;
 };
 
+/// The shape that a configuration trains, its frozen tensors and groups marked.
+ModelShape trained_model(const TrainConfig& config);
+
+/// What the planner is asked for. Budgets that the configuration leaves open are a third of this
+/// machine's memory.
+PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, const Llama& llama);
+
 /// True when the model directory's tokenizer is the byte tokenizer (ByT5's): text needs no tool.
 bool has_byte_tokenizer(const std::filesystem::path& model_path);
 

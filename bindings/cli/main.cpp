@@ -9,6 +9,7 @@
 
 #include "bindings/cli/bench_command.h"
 #include "bindings/cli/info_command.h"
+#include "bindings/cli/plan_command.h"
 #include "bindings/cli/train_command.h"
 #include "engine/base/error.h"
 #include "engine/base/version.h"
@@ -52,6 +53,9 @@ int run(int argc, char** argv) {
   overspill::BenchArguments bench;
   CLI::App* bench_command = overspill::add_bench_command(app, bench);
 
+  overspill::PlanArguments plan;
+  CLI::App* plan_command = overspill::add_plan_command(app, plan);
+
   try {
     app.parse(argc, argv);
     if (train_command->parsed() && !help_keys && train.config.empty()) {
@@ -67,6 +71,7 @@ int run(int argc, char** argv) {
   }
   if (train_command->parsed()) return overspill::run_train(train);
   if (bench_command->parsed()) return overspill::run_bench(bench);
+  if (plan_command->parsed()) return overspill::run_plan(plan);
   overspill::run_info(json);
   return 0;
 }

@@ -228,20 +228,7 @@ void check_warmup(const TrainConfig& config, const Values& values, const std::st
        where_of(values, "warmup_steps", file));
 }
 
-std::string describe_key(const ConfigKey& key) {
-  return fmt::format("{}\n    {}\n    {}; {}\n", key.name, key.text, key.accepted,
-                     key.unset.empty() ? "required" : "default: " + key.unset);
-}
-
-}  // namespace
-
-TrainConfig load_train_config(const std::filesystem::path& path,
-                              const std::vector<std::string>& overrides) {
-  Values values;
-  put_file(path, values);
-  for (const std::string& text : overrides) put_override(text, values);
-
-  const std::string file = path.string();
+TrainConfig apply_values(const Values& values, const std::string& file) {
   TrainConfig config;
   for (const ConfigKey& key : train_keys()) {
     const auto found = values.find(key.name);
@@ -256,6 +243,41 @@ TrainConfig load_train_config(const std::filesystem::path& path,
   check_placement(config, values, file);
   check_shares(config, values, file);
   return config;
+}
+
+std::string describe_key(const ConfigKey& key) {
+  return fmt::format("{}\n    {}\n    {}; {}\n", key.name, key.text, key.accepted,
+                     key.unset.empty() ? "required" : "default: " + key.unset);
+}
+
+}  // namespace
+
+TrainConfig load_train_config(const std::filesystem::path& path,
+                              const std::vector<std::string>& overrides) {
+  Values values;
+  put_file(path, values);
+  for (const std::string& text : overrides) put_override(text, values);
+  return apply_values(values, path.string());
+}
+
+TrainConfig load_plan_config(const std::filesystem::path& path,
+                             const std::vector<std::string>& overrides) {
+  Values given, values;
+  const bool shape_only = std::filesystem::is_directory(path) || path.extension() == ".json";
+  if (!shape_only) put_file(path, given);
+  for (const std::string& text : overrides) put_override(text, given);
+  // What a plan does not depend on, and what people leave open while they plan.
+  for (const char* text :
+       {"sequence_len=4096", "learning_rate=1e-5", "datasets=[{path: -}]", "output_dir=."}) {
+    put_override(text, values);
+  }
+  if (shape_only) {
+    put_override("init_from_scratch=true", values);
+    put_override("base_model_config=" + std::filesystem::absolute(path).string(), values);
+  }
+  if (!given.contains("offload.nvme_paths")) put_override("offload.nvme_paths=[/]", values);
+  for (const auto& [name, value] : given) values.insert_or_assign(name, value);
+  return apply_values(values, path.string());
 }
 
 OptimizerSettings optimizer_settings(const TrainConfig& config) {

@@ -99,6 +99,12 @@ OptimizerSettings optimizer_settings(const TrainConfig& config);
 TrainConfig load_train_config(const std::filesystem::path& path,
                               const std::vector<std::string>& overrides = {});
 
+/// The same for planning: what does not matter there may be missing, sequence_len is 4096 by
+/// default, and without nvme_paths the hardware's drives are meant. A Hugging Face config.json (or
+/// a directory with one) is a configuration of that model from scratch with all defaults.
+TrainConfig load_plan_config(const std::filesystem::path& path,
+                             const std::vector<std::string>& overrides = {});
+
 /// Every key with its sentence, what it accepts and its default, for `overspill train --help-keys`.
 std::string describe_train_keys();
 

@@ -18,6 +18,12 @@ struct CpuPlanOptions {
   uint32_t local_ranks = 1;
 };
 
+/// Cores of a NUMA node, with only those of their CPUs that may be used.
+struct NodeCores {
+  uint32_t numa_node;
+  std::vector<Core> cores;
+};
+
 struct NodeCpus {
   uint32_t numa_node;
   std::vector<uint32_t> compute;  ///< one per core; never empty
@@ -43,6 +49,17 @@ struct CpuPlan {
 /// even. A node's share of at least 8 cores keeps its first core for I/O.
 /// Throws Error(invalid_config) when there are fewer cores than ranks.
 CpuPlan plan_cpus(const Machine& machine, const CpuPlanOptions& options);
+
+/// Divides the machine among ranks of which each has a home node (that of its GPU, say), in the
+/// order of the homes: a node's cores among the ranks at home on it, the cores of nodes that are
+/// nobody's home among the ranks whose homes are nearest to them. A rank's home comes first in its
+/// plan. Throws Error(invalid_config) when a home has fewer cores than ranks.
+std::vector<CpuPlan> plan_cpus_at_homes(const Machine& machine,
+                                        const std::vector<uint32_t>& allowed,
+                                        std::span<const uint32_t> homes);
+
+/// The cores that may be used, by node; `allowed` as in CpuPlanOptions.
+std::vector<NodeCores> usable_cores(const Machine& machine, const std::vector<uint32_t>& allowed);
 
 /// The plan's groups of compute threads, one per node. Of a plan without nodes: one group of all.
 std::vector<ParallelGroup> parallel_groups_of(const CpuPlan& plan);

@@ -1,8 +1,9 @@
 // The machine through hwloc, with /sys/block as the second source of drives. A topology read from
-// HWLOC_XMLFILE describes another host, so nothing of this one's /sys is mixed into it.
+// a file describes another host, so nothing of this one's /sys is mixed into it.
 #include "offload/topology.h"
 
 #include <hwloc.h>
+#include <hwloc/distances.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -10,49 +11,23 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <cstdlib>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string_view>
 #include <system_error>
-#include <type_traits>
 
 #include "engine/base/error.h"
 #include "engine/base/fd.h"
+#include "offload/topology_xml.h"
 
 namespace overspill {
 namespace {
 
 namespace fs = std::filesystem;
 
-struct TopologyDeleter {
-  void operator()(hwloc_topology_t topology) const { hwloc_topology_destroy(topology); }
-};
-using Topology = std::unique_ptr<std::remove_pointer_t<hwloc_topology_t>, TopologyDeleter>;
-
-void check_hwloc(bool ok, const char* action) {
-  if (ok) return;
-  const int error = errno;
-  const char* const xml = std::getenv("HWLOC_XMLFILE");
-  fail(ErrorCode::io, "read the machine's topology: {}{}{}: {}; {}", action, xml ? " of " : "",
-       xml ? xml : "", errno_text(error),
-       xml ? "unset HWLOC_XMLFILE, or name a file that `lstopo` wrote"
-           : "check that /sys is mounted and readable");
-}
-
-Topology load_topology() {
-  hwloc_topology_t raw = nullptr;
-  check_hwloc(hwloc_topology_init(&raw) == 0, "hwloc_topology_init");
-  Topology topology(raw);
-  // hwloc itself falls back to this machine when the variable names a bad file; that would mislead.
-  const char* const xml = std::getenv("HWLOC_XMLFILE");
-  if (xml && *xml) check_hwloc(hwloc_topology_set_xml(raw, xml) == 0, "hwloc_topology_set_xml");
-  check_hwloc(hwloc_topology_set_io_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_IMPORTANT) == 0,
-              "hwloc_topology_set_io_types_filter");
-  check_hwloc(hwloc_topology_load(raw) == 0, "hwloc_topology_load");
-  return topology;
-}
+/// What hwloc does not tell is kept in the files as attributes of these names.
+constexpr const char* kMemoryBytes = "OverspillMemoryBytes";
+constexpr const char* kRotational = "OverspillRotational";
 
 std::string trimmed(const std::string& text) {
   const size_t begin = text.find_first_not_of(' ');
@@ -151,7 +126,8 @@ std::vector<Drive> read_drives(const Topology& topology) {
     drive.model = attribute(device, "Model");
     drive.size_bytes = 1024 * parse_number<uint64_t>(attribute(device, "Size")).value_or(0);
     drive.numa_node = node_of(topology, device);
-    drive.rotational = here && sys_text("/sys/block/" + drive.name + "/queue/rotational") == "1";
+    drive.rotational = here ? sys_text("/sys/block/" + drive.name + "/queue/rotational") == "1"
+                            : attribute(device, kRotational) == "1";
     drives.push_back(std::move(drive));
   }
   if (drives.empty() && here) drives = read_sys_drives();
@@ -209,6 +185,33 @@ std::vector<Gpu> read_gpus(const Topology& topology) {
 
 // ---- processors and memory ----
 
+/// Fills the nodes' distances from the system's table, where there is one.
+void read_distances(const Topology& topology, std::vector<NumaNode>& nodes) {
+  unsigned count = 1;
+  hwloc_distances_s* table = nullptr;
+  if (hwloc_distances_get_by_type(topology.get(), HWLOC_OBJ_NUMANODE, &count, &table,
+                                  HWLOC_DISTANCES_KIND_MEANS_LATENCY, 0) != 0 ||
+      count == 0) {
+    return;
+  }
+  const unsigned size = table->nbobjs;
+  const auto row_of = [&](uint32_t node) {
+    unsigned row = 0;
+    while (row < size && !(table->objs[row] && table->objs[row]->os_index == node)) ++row;
+    return row;
+  };
+  const bool complete =
+      std::ranges::all_of(nodes, [&](const NumaNode& node) { return row_of(node.index) < size; });
+  for (NumaNode& from : nodes) {
+    for (const NumaNode& to : nodes) {
+      if (!complete) continue;
+      const uint64_t value = table->values[row_of(from.index) * size + row_of(to.index)];
+      from.distances.push_back(static_cast<uint32_t>(value));
+    }
+  }
+  hwloc_distances_release(topology.get(), table);
+}
+
 std::vector<NumaNode> read_numa_nodes(const Topology& topology) {
   std::vector<NumaNode> nodes;
   hwloc_obj_t node = nullptr;
@@ -218,14 +221,19 @@ std::vector<NumaNode> read_numa_nodes(const Topology& topology) {
                      .cpus = bitmap_list(node->cpuset)});
   }
   std::ranges::sort(nodes, {}, &NumaNode::index);
+  read_distances(topology, nodes);
   return nodes;
 }
 
+constexpr uint32_t kNoNode = UINT32_MAX;
+
 Core read_core(const Topology& topology, hwloc_obj_t core) {
   Core read{};
-  if (core->nodeset && !hwloc_bitmap_iszero(core->nodeset)) {
-    read.numa_node = static_cast<uint32_t>(hwloc_bitmap_first(core->nodeset));
-  }
+  const bool has_node = core->nodeset && !hwloc_bitmap_iszero(core->nodeset);
+  read.numa_node = has_node ? static_cast<uint32_t>(hwloc_bitmap_first(core->nodeset)) : kNoNode;
+  const hwloc_obj_t package =
+      hwloc_get_ancestor_obj_by_type(topology.get(), HWLOC_OBJ_PACKAGE, core);
+  read.package = package ? package->logical_index : 0;
   const hwloc_obj_t l3 = hwloc_get_ancestor_obj_by_type(topology.get(), HWLOC_OBJ_L3CACHE, core);
   read.l3_domain = l3 ? l3->logical_index : read.numa_node;
   for (int cpu = hwloc_bitmap_first(core->cpuset); cpu >= 0;
@@ -235,7 +243,26 @@ Core read_core(const Topology& topology, hwloc_obj_t core) {
   return read;
 }
 
-std::vector<Core> read_cores(const Topology& topology) {
+/// Cores of a die without memory belong to no node. Each of their L3 domains goes to the node that
+/// has the fewest cores, so that the nodes' shares are even.
+void adopt_cores(std::vector<Core>& cores, const std::vector<NumaNode>& nodes) {
+  const auto load = [&](uint32_t node) {
+    return std::ranges::count(cores, node, &Core::numa_node);
+  };
+  for (size_t begin = 0, end = 0; begin < cores.size(); begin = end) {
+    const uint32_t domain = cores[begin].l3_domain;
+    while (end < cores.size() && cores[end].l3_domain == domain) ++end;
+    if (cores[begin].numa_node != kNoNode) continue;
+    uint32_t best = nodes.empty() ? 0 : nodes.front().index;
+    for (const NumaNode& node : nodes) {
+      if (load(node.index) < load(best)) best = node.index;
+    }
+    for (size_t i = begin; i < end; ++i) cores[i].numa_node = best;
+  }
+  std::ranges::stable_sort(cores, {}, &Core::numa_node);
+}
+
+std::vector<Core> read_cores(const Topology& topology, const std::vector<NumaNode>& nodes) {
   // Some virtual machines describe no cores: then each hardware thread is one.
   const bool has_cores = count_of(topology, HWLOC_OBJ_CORE) > 0;
   const hwloc_obj_type_t type = has_cores ? HWLOC_OBJ_CORE : HWLOC_OBJ_PU;
@@ -244,6 +271,7 @@ std::vector<Core> read_cores(const Topology& topology) {
   while ((core = hwloc_get_next_obj_by_type(topology.get(), type, core))) {
     cores.push_back(read_core(topology, core));
   }
+  adopt_cores(cores, nodes);
   return cores;
 }
 
@@ -261,31 +289,64 @@ std::string read_cpu_model(const Topology& topology) {
   return model.empty() ? attribute(hwloc_get_root_obj(topology.get()), "CPUModel") : model;
 }
 
-}  // namespace
+uint64_t usable_memory_bytes(const Topology& topology) {
+  const hwloc_obj_t root = hwloc_get_root_obj(topology.get());
+  if (!hwloc_topology_is_thissystem(topology.get())) {
+    return parse_number<uint64_t>(attribute(root, kMemoryBytes)).value_or(root->total_memory);
+  }
+  // Memory added to a running virtual machine may belong to no node.
+  const uint64_t installed = static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+                             static_cast<uint64_t>(::sysconf(_SC_PAGE_SIZE));
+  return std::min(std::max<uint64_t>(root->total_memory, installed), container_memory_bytes());
+}
 
-Machine read_machine() {
-  const Topology topology = load_topology();
+Machine describe(const Topology& topology) {
   Machine machine;
   machine.cpu_model = read_cpu_model(topology);
+  machine.packages = std::max(1u, count_of(topology, HWLOC_OBJ_PACKAGE));
   machine.cores = count_of(topology, HWLOC_OBJ_CORE);
   machine.hardware_threads = count_of(topology, HWLOC_OBJ_PU);
   machine.l2_bytes = cache_bytes(topology, HWLOC_OBJ_L2CACHE);
   machine.l3_bytes = cache_bytes(topology, HWLOC_OBJ_L3CACHE);
   machine.l3_domains = count_of(topology, HWLOC_OBJ_L3CACHE);
-  machine.memory_bytes = hwloc_get_root_obj(topology.get())->total_memory;
+  machine.memory_bytes = usable_memory_bytes(topology);
   machine.is_this_system = hwloc_topology_is_thissystem(topology.get());
-  if (machine.is_this_system) {
-    // Memory added to a running virtual machine may belong to no node.
-    const uint64_t installed = static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
-                               static_cast<uint64_t>(::sysconf(_SC_PAGE_SIZE));
-    machine.memory_bytes = std::max(machine.memory_bytes, installed);
-    machine.memory_bytes = std::min(machine.memory_bytes, container_memory_bytes());
-  }
   machine.numa_nodes = read_numa_nodes(topology);
-  machine.core_list = read_cores(topology);
+  machine.core_list = read_cores(topology, machine.numa_nodes);
   machine.drives = read_drives(topology);
   machine.gpus = read_gpus(topology);
   return machine;
+}
+
+}  // namespace
+
+Machine read_machine(const fs::path& xml) { return describe(load_topology(xml)); }
+
+void save_topology(const fs::path& to, const fs::path& from) {
+  const Topology topology = load_topology(from);
+  const Machine machine = describe(topology);
+  const auto annotate = [](hwloc_obj_t object, const char* name, const std::string& value) {
+    if (object && attribute(object, name).empty()) {
+      hwloc_obj_add_info(object, name, value.c_str());
+    }
+  };
+  annotate(hwloc_get_root_obj(topology.get()), kMemoryBytes, std::to_string(machine.memory_bytes));
+  hwloc_obj_t device = nullptr;
+  while ((device = hwloc_get_next_osdev(topology.get(), device))) {
+    const auto drive = std::ranges::find(machine.drives, device->name, &Drive::name);
+    if (drive != machine.drives.end() && drive->rotational) annotate(device, kRotational, "1");
+  }
+  export_topology(topology, to);
+}
+
+uint32_t node_distance(const Machine& machine, uint32_t from, uint32_t to) {
+  constexpr uint32_t kLocal = 10, kRemote = 20;  // Linux's, of a machine that does not say
+  const auto& nodes = machine.numa_nodes;
+  const auto row = std::ranges::find(nodes, from, &NumaNode::index);
+  const auto column = std::ranges::find(nodes, to, &NumaNode::index) - nodes.begin();
+  const bool known = row != nodes.end() && static_cast<size_t>(column) < row->distances.size();
+  if (!known) return from == to ? kLocal : kRemote;
+  return row->distances[static_cast<size_t>(column)];
 }
 
 std::vector<uint32_t> cpus_of_node(const Machine& machine, uint32_t node) {

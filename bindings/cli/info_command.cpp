@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/cli/machine_json.h"
 #include "engine/base/error.h"
 #include "engine/base/fd.h"
 #include "engine/base/units.h"
@@ -216,66 +217,36 @@ void print_text(const Report& report) {
 
 using Json = nlohmann::ordered_json;
 
-Json node_json(int numa_node) { return numa_node < 0 ? Json() : Json(numa_node); }
 Json text_json(const std::string& text) { return text.empty() ? Json() : Json(text); }
 
-Json machine_json(const Report& report) {
-  const Machine& machine = report.machine;
-  Json nodes = Json::array(), drives = Json::array(), gpus = Json::array();
-  for (const NumaNode& node : machine.numa_nodes) {
-    nodes.push_back(
-        {{"index", node.index}, {"memory_bytes", node.memory_bytes}, {"cpus", node.cpus}});
+Json report_json(const Report& report) {
+  Json machine = machine_json(report.machine);
+  for (Json& drive : machine["drives"]) {
+    const auto mounts = report.mounts.find(drive["name"]);
+    drive["mounts"] = mounts == report.mounts.end() ? Json::array() : Json(mounts->second);
   }
-  Json groups = Json::array();
+  machine["compute_groups"] = Json::array();
   for (const NodeCpus& node : report.cpus.nodes) {
-    groups.push_back({{"numa_node", node.numa_node}, {"cpus", cpu_list(node.compute)}});
+    machine["compute_groups"].push_back(
+        {{"numa_node", node.numa_node}, {"cpus", cpu_list(node.compute)}});
   }
-  for (const Drive& drive : machine.drives) {
-    const auto mounts = report.mounts.find(drive.name);
-    drives.push_back(
-        {{"name", drive.name},
-         {"model", text_json(drive.model)},
-         {"size_bytes", drive.size_bytes == 0 ? Json() : Json(drive.size_bytes)},
-         {"numa_node", node_json(drive.numa_node)},
-         {"rotational", drive.rotational},
-         {"mounts", mounts == report.mounts.end() ? Json::array() : Json(mounts->second)}});
-  }
-  for (const Gpu& gpu : machine.gpus) {
-    gpus.push_back({{"name", gpu.name}, {"pci", gpu.pci}, {"numa_node", node_json(gpu.numa_node)}});
-  }
-  return {{"cpu_model", text_json(machine.cpu_model)},
-          {"cores", machine.cores},
-          {"hardware_threads", machine.hardware_threads},
-          {"l2_bytes", machine.l2_bytes},
-          {"l3_bytes", machine.l3_bytes},
-          {"l3_domains", machine.l3_domains},
-          {"memory_bytes", machine.memory_bytes},
-          {"numa_nodes", nodes},
-          {"compute_groups", groups},
-          {"compute_pinned", report.cpus.pinned},
-          {"io_cpus", cpu_list(report.cpus.io_cpus())},
-          {"drives", drives},
-          {"gpus", gpus}};
-}
-
-void print_json(const Report& report) {
+  machine["compute_pinned"] = report.cpus.pinned;
+  machine["io_cpus"] = cpu_list(report.cpus.io_cpus());
   const bool unlimited = report.memlock_bytes == UINT64_MAX;
-  const Json json = {{"machine", machine_json(report)},
-                     {"kernel", report.kernel},
-                     {"io_backend", report.io_backend},
-                     {"io_uring_features", report.io_uring_features},
-                     {"io_uring_disabled", text_json(report.io_uring_disabled)},
-                     {"transparent_huge_pages", text_json(report.huge_pages)},
-                     {"memlock_limit_bytes", unlimited ? Json() : Json(report.memlock_bytes)}};
-  // Names from firmware may hold bytes that are not UTF-8; replace them rather than throw.
-  fmt::print("{}\n", json.dump(2, ' ', false, Json::error_handler_t::replace));
+  return {{"machine", machine},
+          {"kernel", report.kernel},
+          {"io_backend", report.io_backend},
+          {"io_uring_features", report.io_uring_features},
+          {"io_uring_disabled", text_json(report.io_uring_disabled)},
+          {"transparent_huge_pages", text_json(report.huge_pages)},
+          {"memlock_limit_bytes", unlimited ? Json() : Json(report.memlock_bytes)}};
 }
 
 }  // namespace
 
 void run_info(bool as_json) {
   const Report report = gather();
-  as_json ? print_json(report) : print_text(report);
+  as_json ? print_json(report_json(report)) : print_text(report);
 }
 
 }  // namespace overspill

@@ -10,6 +10,7 @@
 #include "bindings/cli/bench_command.h"
 #include "bindings/cli/info_command.h"
 #include "bindings/cli/plan_command.h"
+#include "bindings/cli/topology_command.h"
 #include "bindings/cli/train_command.h"
 #include "engine/base/error.h"
 #include "engine/base/version.h"
@@ -50,6 +51,9 @@ int run(int argc, char** argv) {
   CLI::App* info_command = app.add_subcommand("info", "Show this machine as the engine sees it");
   info_command->add_flag("--json", json, "Print one JSON object");
 
+  overspill::TopologyArguments topology;
+  CLI::App* topology_command = overspill::add_topology_command(app, topology);
+
   overspill::BenchArguments bench;
   CLI::App* bench_command = overspill::add_bench_command(app, bench);
 
@@ -70,6 +74,7 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (train_command->parsed()) return overspill::run_train(train);
+  if (topology_command->parsed()) return overspill::run_topology(topology);
   if (bench_command->parsed()) return overspill::run_bench(bench);
   if (plan_command->parsed()) return overspill::run_plan(plan);
   overspill::run_info(json);

@@ -10,6 +10,7 @@
 
 #include "engine/base/error.h"
 #include "offload/drive_locality.h"
+#include "tests/unit/offload/topology_files.h"
 
 namespace overspill {
 namespace {
@@ -175,6 +176,62 @@ TEST(CpuPlan, RefusesMoreRanksThanCores) {
   EXPECT_THROW(plan(machine, 1, 2, {2, 6}), Error) << "both are of one core";
 }
 
+// ---- ranks with homes ----
+
+/// Two sockets of four nodes each, 16 apart within a socket and 32 between them.
+Machine with_distances(Machine machine, uint32_t nodes) {
+  for (uint32_t from = 0; from < nodes; ++from) {
+    NumaNode node{.index = from, .memory_bytes = 1, .cpus = ""};
+    for (uint32_t to = 0; to < nodes; ++to) {
+      node.distances.push_back(from == to ? 10 : from / 4 == to / 4 ? 16 : 32);
+    }
+    machine.numa_nodes.push_back(node);
+  }
+  return machine;
+}
+
+std::vector<std::string> texts(const Machine& machine, const std::vector<uint32_t>& homes) {
+  std::vector<std::string> all;
+  for (const CpuPlan& share : plan_cpus_at_homes(machine, {}, homes)) all.push_back(text(share));
+  return all;
+}
+
+TEST(CpuPlanAtHomes, RanksDivideTheirHomeAndNodesWithoutRanksGoToTheNearest) {
+  const Machine machine = with_distances(machine_of(kTwoSocketsNps4), 8);
+  EXPECT_EQ(texts(machine, {1, 3, 6}),
+            (std::vector<std::string>{"1: 25-47 / 24,216; 0: 1-23 / 0,192; pinned",
+                                      "3: 73-95 / 72,264; 2: 49-71 / 48,240; pinned",
+                                      "6: 145-167 / 144,336; 4: 97-119 / 96,288; "
+                                      "5: 121-143 / 120,312; 7: 169-191 / 168,360; pinned"}));
+}
+
+TEST(CpuPlanAtHomes, EquallyNearRanksDivideANodeThatIsNobodysHome) {
+  const Machine machine = machine_of(kTwoSocketsNps1);
+  EXPECT_EQ(texts(machine, {0, 0}),
+            (std::vector<std::string>{"0: 1-47 / 0,192; 1: 97-143 / 96,288; pinned",
+                                      "0: 49-95 / 48,240; 1: 145-191 / 144,336; pinned"}));
+}
+
+TEST(CpuPlanAtHomes, UnevenSharesOfTheHomeAreEvenedOutByThoseOfOtherNodes) {
+  const Machine machine = machine_of({.nodes = 2, .domains_per_node = 1, .cores_per_domain = 3});
+  for (const CpuPlan& share : plan_cpus_at_homes(machine, {}, std::vector<uint32_t>{0, 0})) {
+    EXPECT_EQ(share.compute_cpus().size(), 3u);
+  }
+}
+
+TEST(CpuPlanAtHomes, AHomeOnEachNodeIsWhatPlanCpusGives) {
+  const Machine machine = machine_of(kTwoSocketsNps1);
+  const std::vector<std::string> shares = texts(machine, {0, 0, 0, 1, 1});
+  for (uint32_t rank = 0; rank < 5; ++rank) EXPECT_EQ(shares[rank], text(plan(machine, rank, 5)));
+}
+
+TEST(CpuPlanAtHomes, RefusesMoreRanksThanTheHomeHasCores) {
+  const Machine machine = machine_of({.nodes = 2, .domains_per_node = 1, .cores_per_domain = 2});
+  const std::vector<uint32_t> homes = {1, 1, 1};
+  EXPECT_THROW(plan_cpus_at_homes(machine, {}, homes), Error);
+  EXPECT_THROW(plan_cpus_at_homes(machine, {0, 1}, std::vector<uint32_t>{1}), Error);
+}
+
 TEST(CpuPlan, ListsCpusInRanges) {
   EXPECT_EQ(cpu_list({}), "");
   EXPECT_EQ(cpu_list({5}), "5");
@@ -189,10 +246,7 @@ TEST(CpuPlan, PlansThisMachine) {
 /// hwloc's descriptions of machines that this one is not.
 class DescribedMachine : public testing::Test {
  protected:
-  void TearDown() override {
-    ::unsetenv("HWLOC_SYNTHETIC");
-    ::unsetenv("HWLOC_XMLFILE");
-  }
+  void TearDown() override { ::unsetenv("HWLOC_SYNTHETIC"); }
 };
 
 TEST_F(DescribedMachine, CoresOfASyntheticTwoSocketMachine) {
@@ -215,12 +269,9 @@ TEST_F(DescribedMachine, ThreadsOfMachinesWithoutCoresOrCachesCountAsCores) {
 }
 
 TEST_F(DescribedMachine, EightNodesOfAnEpyc) {
-  const char* const root = std::getenv("OVERSPILL_TEST_DATA");
-  const std::string path = std::string(root ? root : OVERSPILL_SOURCE_DIR "/../shared/data") +
-                           "/topologies/epyc-7401x2-nps4-4gpu-nvme.xml";
+  const std::filesystem::path path = test::topology_file("epyc-7401x2-nps4-4gpu-nvme.xml");
   if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is absent";
-  ::setenv("HWLOC_XMLFILE", path.c_str(), 1);
-  const Machine machine = read_machine();
+  const Machine machine = read_machine(path);
   EXPECT_EQ(machine.core_list.size(), 48u);
   EXPECT_EQ(text(plan(machine, 3, 8)), "3: 18-23 / ; pinned");
   EXPECT_EQ(cpu_list(plan(machine, 3, 8).io_cpus()), "18-23,66-71");

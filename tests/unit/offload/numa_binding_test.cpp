@@ -3,6 +3,11 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <vector>
 
 #include "engine/base/thread.h"
 #include "offload/arena.h"
@@ -38,6 +43,15 @@ TEST(NumaBinding, RefusesANodeThatDoesNotExist) {
   EXPECT_FALSE(place_on_node(arena.memory(), arena.bytes(), 9999));
 }
 
+/// The node of each page; negative where the kernel does not say.
+std::vector<int> nodes_of_pages(const Arena& arena) {
+  std::vector<void*> pages;
+  for (uint64_t at = 0; at < arena.bytes(); at += 4096) pages.push_back(arena.memory() + at);
+  std::vector<int> nodes(pages.size(), -1);
+  ::syscall(SYS_move_pages, 0, pages.size(), pages.data(), nullptr, nodes.data(), 0);
+  return nodes;
+}
+
 TEST(NumaBinding, MovesMemoryWithItsContent) {
   const Arena arena(4 << 20, "test");
   arena.memory()[12345] = std::byte{7};
@@ -46,6 +60,9 @@ TEST(NumaBinding, MovesMemoryWithItsContent) {
       GTEST_SKIP() << "this system does not bind memory";
     }
     EXPECT_EQ(arena.memory()[12345], std::byte{7});
+    const std::vector<int> nodes = nodes_of_pages(arena);
+    if (nodes.front() < 0) GTEST_SKIP() << "this system does not tell where pages are";
+    EXPECT_EQ(std::ranges::count(nodes, static_cast<int>(node.index)), std::ssize(nodes));
   }
 }
 

@@ -10,8 +10,7 @@
 #include "engine/base/error.h"
 #include "engine/base/log.h"
 #include "nvme/channel_errors.h"
-#include "nvme/integrity.h"
-#include "nvme/volume.h"
+#include "nvme/transfer.h"
 
 namespace overspill {
 namespace {
@@ -39,39 +38,6 @@ std::vector<int> descriptors(const Volume& volume) {
 
 }  // namespace
 
-/// A request in flight.
-struct Channel::Slot {
-  IoRequest request;       // what is left of it
-  uint32_t bytes = 0;      // of all of it
-  Integrity::Place place;  // with an Integrity: what it holds
-  uint32_t tries = 0;      // without progress
-  bool held = false;       // by a request that is not done
-  bool submitted = false;  // and in flight
-  bool reread = false;
-  Clock::time_point start;  // of its last submission
-};
-
-struct Channel::Failure {
-  enum class Kind : uint8_t { result, stuck, content, never_written } kind;
-  Slot slot;
-  IoResult result{};
-  std::string text{};
-};
-
-/// One call of transfer: where cutting stands, what is done, and the first failure.
-struct Channel::Transfer {
-  std::span<const Segment> segments;
-  bool write;
-  uint64_t total_bytes = 0;
-  uint64_t done_bytes = 0;
-  size_t next_segment = 0;
-  uint64_t next_byte = 0;  // in that segment
-  Integrity::Place place;  // of that byte, with an Integrity
-  uint64_t batch_bytes = 0;
-  std::optional<Failure> failure;
-  Clock::time_point drain_until = Clock::time_point::max();
-};
-
 Channel::Channel(const Volume& volume, const IoOptions& options, Integrity* integrity)
     : volume_(volume),
       block_bytes_(options.block_size),
@@ -90,12 +56,24 @@ Channel::Channel(const Volume& volume, const IoOptions& options, Integrity* inte
   finished_.reserve(slots);
   batch_.reserve(slots);
   results_.resize(depth_);
+  transfers_.resize(kMostStarted);
 }
 
-Channel::~Channel() = default;
+Channel::~Channel() {
+  io_.reset();  // waits
+  free_held_slots();
+}
 
 void Channel::transfer(std::span<const Segment> segments, bool write) {
-  Transfer transfer{.segments = segments, .write = write, .place = {}, .failure = std::nullopt};
+  CHECK(started_ == 0);
+  start(segments, write);
+  finish();
+}
+
+void Channel::start(std::span<const Segment> segments, bool write) {
+  CHECK(started_ < kMostStarted);
+  Transfer& transfer = under_way(started_++);
+  transfer = {.segments = segments, .write = write, .place = {}};
   for (const Segment& segment : segments) {
     CHECK(segment.offset % kIoAlignment == 0 && segment.bytes % kIoAlignment == 0);
     CHECK(reinterpret_cast<uintptr_t>(segment.memory) % kIoAlignment == 0);
@@ -103,52 +81,75 @@ void Channel::transfer(std::span<const Segment> segments, bool write) {
     CHECK(segment.offset <= volume_.capacity_bytes() - segment.bytes);
     transfer.total_bytes += segment.bytes;
   }
-  batch_.clear();
-  finished_.clear();
+  fill_queue();
+}
+
+void Channel::finish() {
+  CHECK(started_ > 0);
+  Transfer& transfer = under_way(0);
   const milliseconds wait =
       timeout_ == kForever ? kForever : std::max(timeout_ / 8, milliseconds(1));
   Clock::time_point checked = Clock::now();
   for (;;) {
+    fill_queue();
+    check_finished();  // while the drive works on what was just submitted
     // After a failure only drain: the kernel may still own buffers.
-    if (!transfer.failure) add_requests(transfer);
-    if (transfer.failure) batch_.clear();
-    submit_batch();
-    check_finished(transfer);  // while the drive works on what was just submitted
-    if (in_flight_ == 0) {
-      const bool all_cut = transfer.next_segment == transfer.segments.size();
-      if (batch_.empty() && (all_cut || transfer.failure)) break;
-      continue;
-    }
+    if (transfer.failure ? in_flight_ == 0 : transfer.all_cut() && transfer.held == 0) break;
+    if (in_flight_ == 0) continue;
     io_->wait_for(worth_waking_for(transfer));
     const size_t count = io_->reap(results_, wait);
     CHECK(count <= in_flight_);
     in_flight_ -= static_cast<uint32_t>(count);
-    for (const IoResult& result : std::span(results_).first(count)) finish(result, transfer);
+    for (const IoResult& result : std::span(results_).first(count)) take_result(result);
     if (timeout_ == kForever || Clock::now() - checked < wait) continue;
     checked = Clock::now();
-    look_for_stuck(transfer);
+    look_for_stuck();
   }
   stats_.bytes += transfer.done_bytes;
   if (transfer.failure) {
-    for (Slot& slot : slots_) {
-      if (slot.held) free_slot(slot);
-    }
+    // What was started after it has been drained as well, and is given up.
+    free_held_slots();
+    finished_.clear();
+    started_ = 0;
+    drain_until_ = Clock::time_point::max();
     fail_transfer(transfer);
   }
   CHECK(transfer.done_bytes == transfer.total_bytes);
+  oldest_ = (oldest_ + 1) % kMostStarted;
+  --started_;
+}
+
+Channel::Transfer& Channel::under_way(uint32_t index) {
+  return transfers_[(oldest_ + index) % kMostStarted];
+}
+
+/// Cuts and submits until the queue is full: of a transfer only what the ones before it leave room
+/// for, and nothing after a failure.
+void Channel::fill_queue() {
+  for (uint32_t i = 0; i < started_; ++i) {
+    Transfer& transfer = under_way(i);
+    if (!transfer.failure) add_requests(transfer);
+    if (transfer.failure) {
+      std::erase_if(batch_, [&](const IoRequest& request) {
+        return i == 0 || slots_[request.tag].transfer == &transfer;
+      });
+    }
+    if (transfer.failure || !transfer.all_cut()) break;
+  }
+  submit_batch();
 }
 
 /// With everything submitted and nothing to sum, the end of the transfer is what counts.
-uint32_t Channel::worth_waking_for(const Transfer& transfer) const {
-  const bool all_cut = transfer.next_segment == transfer.segments.size();
+uint32_t Channel::worth_waking_for(const Transfer& transfer) {
+  const bool all_cut = under_way(started_ - 1).all_cut();
   const bool sums = integrity_ != nullptr && !transfer.write;
-  return all_cut && !sums && !transfer.failure ? in_flight_ : 1;
+  if (!all_cut || sums || transfer.failure || !batch_.empty()) return 1;
+  return std::min(transfer.held, in_flight_);
 }
 
 /// Adds requests to the batch until the queue is full or the segments end.
 void Channel::add_requests(Transfer& transfer) {
-  while (!free_slots_.empty() && in_flight_ + batch_.size() < depth_ &&
-         transfer.next_segment < transfer.segments.size()) {
+  while (!free_slots_.empty() && in_flight_ + batch_.size() < depth_ && !transfer.all_cut()) {
     const Segment& segment = transfer.segments[transfer.next_segment];
     if (transfer.next_byte == segment.bytes) {
       CHECK(integrity_ == nullptr || transfer.place.within == 0);  // whole regions
@@ -188,11 +189,13 @@ void Channel::cut_request(Transfer& transfer, const Volume::Place& place) {
                       .bytes = static_cast<uint32_t>(bytes),
                       .write = transfer.write,
                       .tag = index},
+          .transfer = &transfer,
           .bytes = static_cast<uint32_t>(bytes),
           .place = transfer.place,
           .held = true,
           .start = {}};
   transfer.next_byte += bytes;
+  ++transfer.held;
   ++file_in_flight_[place.file];
   if (!transfer.write) volume_.reads_in_flight(place.file).fetch_add(1, std::memory_order_relaxed);
   if (integrity_ != nullptr) {
@@ -228,16 +231,17 @@ void Channel::submit_batch() {
 }
 
 /// Takes one completion: frees its slot, or puts what is left of it into the batch again.
-void Channel::finish(const IoResult& result, Transfer& transfer) {
+void Channel::take_result(const IoResult& result) {
   CHECK(result.tag < slots_.size());
   Slot& slot = slots_[result.tag];
+  Transfer& transfer = *slot.transfer;
   CHECK(slot.submitted);
   slot.submitted = false;
   if (result.error == 0) {
     CHECK(result.bytes <= slot.request.bytes);
     // O_DIRECT goes on at a multiple of the alignment; part of a sector is moved again.
     const auto moved = static_cast<uint32_t>(result.bytes / kIoAlignment * kIoAlignment);
-    take_moved_bytes(moved, slot, transfer);
+    take_moved_bytes(moved, slot);
     if (moved > 0) return;
   }
   if (transfer.failure) return;
@@ -253,7 +257,8 @@ void Channel::finish(const IoResult& result, Transfer& transfer) {
 }
 
 /// Goes on with the rest of a request, or ends it.
-void Channel::take_moved_bytes(uint32_t bytes, Slot& slot, Transfer& transfer) {
+void Channel::take_moved_bytes(uint32_t bytes, Slot& slot) {
+  Transfer& transfer = *slot.transfer;
   IoRequest& request = slot.request;
   transfer.done_bytes += bytes;
   request.offset += bytes;
@@ -268,15 +273,15 @@ void Channel::take_moved_bytes(uint32_t bytes, Slot& slot, Transfer& transfer) {
   }
 }
 
-void Channel::check_finished(Transfer& transfer) {
+void Channel::check_finished() {
   for (const uint32_t index : finished_) {
-    if (!transfer.failure) check_content(slots_[index], transfer);
+    if (!slots_[index].transfer->failure) check_content(slots_[index]);
   }
   finished_.clear();
 }
 
 /// Ends a finished read, or has it read again.
-void Channel::check_content(Slot& slot, Transfer& transfer) {
+void Channel::check_content(Slot& slot) {
   if (integrity_->matches(slot.place, whole(slot))) {
     if (slot.reread) {
       log_warning(
@@ -287,6 +292,7 @@ void Channel::check_content(Slot& slot, Transfer& transfer) {
     }
     return free_slot(slot);
   }
+  Transfer& transfer = *slot.transfer;
   transfer.done_bytes -= slot.bytes;
   IoRequest& request = slot.request;
   if (slot.reread) {
@@ -310,6 +316,7 @@ std::span<std::byte> Channel::whole(const Slot& slot) const {
 void Channel::free_slot(Slot& slot) {
   const IoRequest& request = slot.request;
   slot.held = false;
+  --slot.transfer->held;
   --file_in_flight_[request.file];
   if (!request.write) {
     volume_.reads_in_flight(request.file).fetch_sub(1, std::memory_order_relaxed);
@@ -317,11 +324,17 @@ void Channel::free_slot(Slot& slot) {
   free_slots_.push_back(static_cast<uint32_t>(slot.request.tag));
 }
 
+void Channel::free_held_slots() {
+  for (Slot& slot : slots_) {
+    if (slot.held) free_slot(slot);
+  }
+}
+
 /// Cancels everything when the oldest request is too old; ends the process when that fails.
-void Channel::look_for_stuck(Transfer& transfer) {
+void Channel::look_for_stuck() {
   const Clock::time_point now = Clock::now();
-  if (transfer.drain_until != Clock::time_point::max()) {
-    if (now > transfer.drain_until && in_flight_ > 0) end_process(transfer);
+  if (drain_until_ != Clock::time_point::max()) {
+    if (now > drain_until_ && in_flight_ > 0) end_process(under_way(0));
     return;
   }
   const Slot* oldest = nullptr;
@@ -329,64 +342,17 @@ void Channel::look_for_stuck(Transfer& transfer) {
     if (slot.submitted && (oldest == nullptr || slot.start < oldest->start)) oldest = &slot;
   }
   if (oldest == nullptr || now - oldest->start < timeout_) return;
-  if (!transfer.failure) {
-    const auto age = std::chrono::duration_cast<milliseconds>(now - oldest->start);
-    transfer.failure = {.kind = Failure::Kind::stuck,
-                        .slot = *oldest,
-                        .text = fmt::format("no completion after {:.1f} s",
-                                            static_cast<double>(age.count()) / 1000)};
+  const auto age = std::chrono::duration_cast<milliseconds>(now - oldest->start);
+  const Failure failure{
+      .kind = Failure::Kind::stuck,
+      .slot = *oldest,
+      .text = fmt::format("no completion after {:.1f} s", static_cast<double>(age.count()) / 1000)};
+  for (uint32_t i = 0; i < started_; ++i) {
+    if (!under_way(i).failure) under_way(i).failure = failure;
   }
   batch_.clear();
   io_->cancel();
-  transfer.drain_until = now + std::min(kDrain, timeout_);
-}
-
-void Channel::fail_transfer(const Transfer& transfer) const {
-  const Failure& failure = *transfer.failure;
-  const IoRequest& request = failure.slot.request;
-  std::string cause, cure;
-  switch (failure.kind) {
-    case Failure::Kind::result:
-      cause = failure_cause(request, failure.result);
-      if (failure.slot.tries > 1) cause += fmt::format(" after {} tries", failure.slot.tries);
-      cure = failure_cure(request, failure.result);
-      break;
-    case Failure::Kind::stuck:
-      cause = failure.text;
-      cure = "check the drive and its link (dmesg), or raise offload.io.timeout if it is only slow";
-      break;
-    case Failure::Kind::content:
-      cause = failure.text;
-      cure = "check the drive and its memory path (dmesg, smartctl -a)";
-      break;
-    case Failure::Kind::never_written:
-      cause = fmt::format("{} is read before it was written", integrity_->name(failure.slot.place));
-      cure = "report this bug";
-      break;
-  }
-  // A content error is about all of the request; others are about what is left of it.
-  const bool all = failure.kind == Failure::Kind::content;
-  const uint32_t bytes = all ? failure.slot.bytes : request.bytes;
-  fail(ErrorCode::io,
-       "{} {} bytes at offset {:#x} of {}: {} ({} of {} bytes done); {}, then resume from the last "
-       "checkpoint",
-       request.write ? "write" : "read", bytes, request.offset + request.bytes - bytes,
-       volume_.files()[request.file].path().string(), cause, transfer.done_bytes,
-       transfer.total_bytes, cure);
-}
-
-/// Never returns: whatever the caller did next could reuse memory that the kernel still writes.
-void Channel::end_process(const Transfer& transfer) const {
-  const IoRequest& request = transfer.failure->slot.request;
-  write_log(LogLevel::error,
-            fmt::format("{} {} bytes at offset {:#x} of {}: {}, and {} requests could not be "
-                        "cancelled, so their memory must not be used again: this process ends now. "
-                        "Check the drive and its link (dmesg), then resume from the last "
-                        "checkpoint; the next run reclaims the swap files",
-                        request.write ? "write" : "read", request.bytes, request.offset,
-                        volume_.files()[request.file].path().string(), transfer.failure->text,
-                        in_flight_));
-  std::_Exit(1);
+  drain_until_ = now + std::min(kDrain, timeout_);
 }
 
 }  // namespace overspill

@@ -88,10 +88,11 @@ struct ChannelStats {
 
 class Integrity;
 
-/// One lane's way to a volume: cuts segments into requests, keeps queue_depth of them in flight,
-/// continues short transfers, retries EAGAIN, EINTR and EIO (3 tries with backoff), and gives up on
-/// requests that do not complete. With an Integrity, it sums what it writes and checks what it
-/// reads, request by request while others are in flight; a mismatch is read once more.
+/// One lane's way to a volume: cuts segments into requests, keeps queue_depth of them in flight
+/// (over the end of a transfer, where the next one has started), continues short transfers, retries
+/// EAGAIN, EINTR and EIO (3 tries with backoff), and gives up on requests that do not complete.
+/// With an Integrity, it sums what it writes and checks what it reads, request by request while
+/// others are in flight; a mismatch is read once more.
 class Channel {
  public:
   struct Segment {
@@ -103,14 +104,28 @@ class Channel {
   /// With an integrity table (shared by the volume's channels, of the same block size), segments
   /// consist of whole regions of it.
   Channel(const Volume& volume, const IoOptions& options, Integrity* integrity = nullptr);
+  /// Waits for what is in flight, without a limit.
   ~Channel();
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
 
-  /// Moves all segments and returns when they are done. On failure, drains what is in flight, then
-  /// throws Error(io): bytes done, offset, file, cause and next step (the page only where its
-  /// checksum failed). Where a stuck request cannot be cancelled, the process ends: returning would
-  /// free memory that the kernel may still write.
+  /// Moves all segments and returns when they are done; fails as finish() does. With nothing else
+  /// under way.
   void read(std::span<const Segment> segments) { transfer(segments, false); }
   void write(std::span<const Segment> segments) { transfer(segments, true); }
+
+  /// Transfers that may be under way: one to wait for, and one that keeps the queue full meanwhile.
+  static constexpr uint32_t kMostStarted = 2;
+  /// Starts a transfer and returns. Its segments stay in place until finish(), and share neither
+  /// pages nor memory with the other one's. Only finish() looks for stuck requests.
+  void start_read(std::span<const Segment> segments) { start(segments, false); }
+  void start_write(std::span<const Segment> segments) { start(segments, true); }
+  uint32_t started() const { return started_; }
+  /// Returns when the oldest started transfer is done. When it failed, drains all that is in
+  /// flight, gives up the other one, and throws Error(io): bytes done, offset, file, cause and next
+  /// step (the page only where its checksum failed). Where a stuck request cannot be cancelled, the
+  /// process ends: returning would free memory that the kernel may still write.
+  void finish();
 
   const ChannelStats& stats() const { return stats_; }
   const char* backend() const { return io_->name(); }
@@ -122,17 +137,21 @@ class Channel {
   struct Transfer;
 
   void transfer(std::span<const Segment> segments, bool write);
+  void start(std::span<const Segment> segments, bool write);
+  Transfer& under_way(uint32_t index);
+  void fill_queue();
   void add_requests(Transfer& transfer);
   bool has_room(uint32_t file, bool write) const;
   void cut_request(Transfer& transfer, const Volume::Place& place);
-  uint32_t worth_waking_for(const Transfer& transfer) const;
+  uint32_t worth_waking_for(const Transfer& transfer);
   void submit_batch();
-  void finish(const IoResult& result, Transfer& transfer);
-  void take_moved_bytes(uint32_t bytes, Slot& slot, Transfer& transfer);
-  void check_finished(Transfer& transfer);
-  void check_content(Slot& slot, Transfer& transfer);
+  void take_result(const IoResult& result);
+  void take_moved_bytes(uint32_t bytes, Slot& slot);
+  void check_finished();
+  void check_content(Slot& slot);
   void free_slot(Slot& slot);
-  void look_for_stuck(Transfer& transfer);
+  void free_held_slots();
+  void look_for_stuck();
   std::span<std::byte> whole(const Slot& slot) const;
   [[noreturn]] void fail_transfer(const Transfer& transfer) const;
   [[noreturn]] void end_process(const Transfer& transfer) const;
@@ -154,6 +173,9 @@ class Channel {
   std::vector<uint32_t> finished_;  ///< slots to be checked
   std::vector<IoRequest> batch_;
   std::vector<IoResult> results_;
+  std::vector<Transfer> transfers_;  ///< a ring of kMostStarted
+  uint32_t oldest_ = 0, started_ = 0;
+  Clock::time_point drain_until_ = Clock::time_point::max();  ///< after a cancel
 };
 
 }  // namespace overspill

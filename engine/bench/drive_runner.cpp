@@ -63,7 +63,11 @@ struct DriveRunner::Side {
   uint64_t seed;
   std::byte* memory;
   Channel channel;
+  std::vector<uint64_t> pages{};                      // in this pass's order
+  uint64_t turn = 0;                                  // pages asked for so far
+  std::vector<Channel::Segment> call{}, last_call{};  // those under way
   // Counted by run_side:
+  bool counting = true;
   uint64_t bytes = 0;
   double seconds = 0;
   double cpu_seconds = 0;
@@ -112,46 +116,71 @@ IoOptions DriveRunner::io_for(const BenchPoint& point, bool writes) const {
   return io;
 }
 
+/// Starts the transfer of the side's next pages.
+void DriveRunner::start_call(Side& side, uint64_t pages) {
+  std::swap(side.call, side.last_call);
+  side.call.clear();
+  for (const uint64_t end = side.turn + pages; side.turn < end; ++side.turn) {
+    const uint64_t at = side.turn % side.page_count;
+    if (at == 0 && side.order == PageOrder::random) {  // Fisher and Yates
+      for (uint64_t i = side.page_count - 1; i > 0; --i) {
+        std::swap(side.pages[i], side.pages[random_below(side.seed, side.turn + i, i + 1)]);
+      }
+    }
+    side.call.push_back({.offset = side.pages[at] * buffers_.page_bytes,
+                         .memory = side.memory + side.turn % buffers_.pages * buffers_.page_bytes,
+                         .bytes = buffers_.page_bytes});
+  }
+  side.writes ? side.channel.start_write(side.call) : side.channel.start_read(side.call);
+}
+
+/// Starts the next call, unless there are enough under way or all has been asked for.
+bool DriveRunner::start_next(Side& side, const Clock& clock) {
+  const Budget& budget = clock.budget;
+  uint64_t pages = options_.pages_per_call;
+  if (budget.bytes > 0) {
+    const uint64_t asked = side.turn * buffers_.page_bytes;
+    if (asked >= budget.bytes) return false;
+    pages = std::min(pages, ceil_div(budget.bytes - asked, buffers_.page_bytes));
+  } else if (!side.counting && clock.counting.load() == 0) {
+    return false;
+  }
+  if (side.channel.started() > 0) {
+    // Calls under way share no memory, and are of one pass over the pages: they share no page.
+    const bool one_pass =
+        (side.turn - 1) / side.page_count == (side.turn + pages - 1) / side.page_count;
+    if (side.channel.started() == Channel::kMostStarted || !one_pass ||
+        2 * pages > buffers_.pages) {
+      return false;
+    }
+  }
+  start_call(side, pages);
+  return true;
+}
+
 void DriveRunner::run_side(Side& side, const Clock& clock) {
   set_thread_name(side.writes ? "bench-write" : "bench-read");
-  std::vector<uint64_t> order(side.page_count);
-  std::iota(order.begin(), order.end(), side.first_page);
-  std::vector<Channel::Segment> call;
-  uint64_t turn = 0, counted = 0;
-  bool counting = true;
-  while (counting || clock.counting.load() > 0) {
+  side.pages.resize(side.page_count);
+  std::iota(side.pages.begin(), side.pages.end(), side.first_page);
+  const Budget& budget = clock.budget;
+  for (;;) {
     if (clock.failed.load()) return;
     if (options_.stop != nullptr && options_.stop->load()) {
       fail(ErrorCode::cancelled, "benchmark interrupted; its files are removed");
     }
-    uint64_t pages = options_.pages_per_call;
-    if (clock.budget.bytes > 0) {
-      pages = std::min(pages, ceil_div(clock.budget.bytes - counted, buffers_.page_bytes));
+    // As in training, a call's requests follow the last one's without a gap.
+    while (start_next(side, clock)) {
     }
-    call.clear();
-    for (uint64_t end = turn + pages; turn < end; ++turn) {
-      const uint64_t at = turn % side.page_count;
-      if (at == 0 && side.order == PageOrder::random) {  // Fisher and Yates
-        for (uint64_t i = side.page_count - 1; i > 0; --i) {
-          std::swap(order[i], order[random_below(side.seed, turn + i, i + 1)]);
-        }
-      }
-      call.push_back({.offset = order[at] * buffers_.page_bytes,
-                      .memory = side.memory + turn % buffers_.pages * buffers_.page_bytes,
-                      .bytes = buffers_.page_bytes});
-    }
-    side.writes ? side.channel.write(call) : side.channel.read(call);
-    if (!counting) continue;
-    counted += call.size() * buffers_.page_bytes;
+    if (side.channel.started() == 0) return;
+    side.channel.finish();
+    if (!side.counting) continue;
+    const uint64_t moved = side.channel.stats().bytes;
     const double seconds = seconds_since(clock.start);
-    const Budget& budget = clock.budget;
-    if (budget.bytes > 0 ? counted < budget.bytes : seconds < budget.seconds) continue;
-    side.bytes = counted;
+    if (budget.bytes > 0 ? moved < budget.bytes : seconds < budget.seconds) continue;
+    side.bytes = moved;
     side.seconds = seconds;
-    counting = false;
+    side.counting = false;
     clock.counting.fetch_sub(1);
-    // By bytes, both sides have the same work, and the slower one's end is what counts.
-    if (budget.bytes > 0) return;
   }
 }
 

@@ -34,8 +34,8 @@ class DriveRunner {
     uint64_t stripe_bytes = kMiB;
     /// Keep and check checksums, as training does by default. Then all blocks are of stripe_bytes.
     bool verify = false;
-    uint32_t pages_per_call = 1;  ///< training waits for every page of its own; at most pages
-    IoOptions io;                 ///< backend and wrapper; sizes come with each point
+    uint32_t pages_per_call = 1;              ///< waited for together; at most pages
+    IoOptions io;                             ///< backend and wrapper; sizes come with each point
     const std::atomic<bool>* stop = nullptr;  ///< ends a run between two calls
   };
   /// How long to measure: for a time, or for so many bytes on each side.
@@ -60,6 +60,8 @@ class DriveRunner {
   struct Side;
   struct Clock;
   IoOptions io_for(const BenchPoint& point, bool writes) const;
+  void start_call(Side& side, uint64_t pages);
+  bool start_next(Side& side, const Clock& clock);
   void run_side(Side& side, const Clock& clock);
 
   Options options_;

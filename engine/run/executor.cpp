@@ -84,22 +84,36 @@ void Executor::lane_main(size_t lane) {
 }
 
 void Executor::run_lane(LaneThread& lane) {
-  for (const uint32_t op : lane.ops) {
-    if (!wait_for(lane, op)) return;
+  bool begun = false;
+  for (size_t i = 0; i < lane.ops.size(); ++i) {
+    const uint32_t op = lane.ops[i];
+    // What has begun is waited for even when another lane has failed: its memory is in use.
+    if (!begun && !wait_for(lane, op)) return;
     Trace::Event& event = trace_->events[op];
     event.begin_ns = now_ns() - origin_ns_;
+    if (!begun) runner_.begin(*program_, program_->ops[op]);
+    begun = begin_next(lane, i + 1);
     runner_.run(*program_, program_->ops[op], *context_);
     event.end_ns = now_ns() - origin_ns_;
     complete(op);
   }
 }
 
+/// Keeps a drive busy over the end of an op: the next one's transfer begins if it can already.
+bool Executor::begin_next(const LaneThread& lane, size_t next) {
+  return next < lane.ops.size() && !stopped_ && ready(lane.ops[next]) &&
+         runner_.begin(*program_, program_->ops[lane.ops[next]]);
+}
+
+bool Executor::ready(uint32_t op) const {
+  return pending_[op].load(std::memory_order_acquire) == 0;
+}
+
 bool Executor::wait_for(LaneThread& lane, uint32_t op) {
   if (stopped_) return false;
-  if (pending_[op].load(std::memory_order_acquire) == 0) return true;
+  if (ready(op)) return true;
   std::unique_lock lock(lane.mutex);
-  lane.ready.wait(lock,
-                  [&] { return stopped_ || pending_[op].load(std::memory_order_acquire) == 0; });
+  lane.ready.wait(lock, [&] { return stopped_ || ready(op); });
   return !stopped_;
 }
 

@@ -1,5 +1,6 @@
 // Executes Programs: one thread per lane, ops in lane order, each as soon as its dependencies have
-// finished. It decides nothing. The first error stops all lanes; run() rethrows it when everything
+// finished. It decides nothing. A transfer may begin while the one before it in its lane ends; the
+// trace counts it from there. The first error stops all lanes; run() rethrows it when everything
 // in flight has drained. One caller at a time.
 #pragma once
 
@@ -37,6 +38,8 @@ class Executor {
 
   void lane_main(size_t lane);
   void run_lane(LaneThread& lane);
+  bool begin_next(const LaneThread& lane, size_t next);
+  bool ready(uint32_t op) const;
   bool wait_for(LaneThread& lane, uint32_t op);
   void complete(uint32_t op);
   void stop(std::exception_ptr error);

@@ -8,6 +8,19 @@
 #include "engine/program/dump.h"
 
 namespace overspill {
+namespace {
+
+/// Whether two transfers share pages or memory.
+bool overlap(std::span<const Channel::Segment> one, std::span<const Channel::Segment> two) {
+  return std::ranges::any_of(one, [&](const Channel::Segment& a) {
+    return std::ranges::any_of(two, [&](const Channel::Segment& b) {
+      return (a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes) ||
+             (a.memory < b.memory + b.bytes && b.memory < a.memory + a.bytes);
+    });
+  });
+}
+
+}  // namespace
 
 OpRunner::OpRunner(PageStore& store, const Llama& llama)
     : store_(store), layout_(store.layout()), llama_(llama) {}
@@ -21,7 +34,7 @@ void OpRunner::run(const Program& program, const Op& op, StepContext& context) {
   const std::span<const Access> accesses = program.accesses_of(op);
   switch (op.kind) {
     case OpKind::read:
-    case OpKind::write: return run_transfer(program, op);
+    case OpKind::write: return finish_transfer(program, op);
     case OpKind::copy_to_device:
       return store_.device().copy_to_device(at<std::byte>(accesses[1]), at<std::byte>(accesses[0]),
                                             accesses[0].bytes);
@@ -41,17 +54,27 @@ void OpRunner::run(const Program& program, const Op& op, StepContext& context) {
   }
 }
 
-void OpRunner::run_transfer(const Program& program, const Op& op) {
-  const bool reads = op.kind == OpKind::read;
-  std::unique_ptr<Channel>& channel = reads ? reader_ : writer_;
-  std::vector<Channel::Segment>& segments = reads ? read_segments_ : write_segments_;
-  if (!channel) channel = store_.open_channel();
-  segments.clear();
+bool OpRunner::begin(const Program& program, const Op& op) {
+  if (op.kind != OpKind::read && op.kind != OpKind::write) return false;
+  Transfers& own = op.kind == OpKind::read ? reads_ : writes_;
+  if (!own.channel) own.channel = store_.open_channel();
+  std::swap(own.segments, own.last_segments);
+  own.segments.clear();
   for (const Access& a : program.accesses_of(op)) {
-    segments.push_back({layout_.page(a.page).home_offset, at<std::byte>(a), a.bytes});
+    own.segments.push_back({layout_.page(a.page).home_offset, at<std::byte>(a), a.bytes});
   }
+  if (own.channel->started() > 0 && overlap(own.segments, own.last_segments)) {
+    std::swap(own.segments, own.last_segments);
+    return false;
+  }
+  op.kind == OpKind::read ? own.channel->start_read(own.segments)
+                          : own.channel->start_write(own.segments);
+  return true;
+}
+
+void OpRunner::finish_transfer(const Program& program, const Op& op) {
   try {
-    reads ? channel->read(segments) : channel->write(segments);
+    (op.kind == OpKind::read ? reads_ : writes_).channel->finish();
   } catch (const Error& error) {
     std::string pages;
     for (const Access& a : program.accesses_of(op)) {

@@ -15,13 +15,17 @@ class OpRunner {
  public:
   OpRunner(PageStore& store, const Llama& llama);
 
-  /// Throws Error; the message names the page for I/O errors.
+  /// Starts a read or a write, whose dependencies are done; run() then waits for it. One may begin
+  /// while the one before it in its lane is under way. False, and nothing begun, when it has to
+  /// wait for that one's pages or memory, and for other ops, which run() does whole.
+  bool begin(const Program& program, const Op& op);
+  /// Throws Error; the message names the page for I/O errors. A read or a write has begun.
   void run(const Program& program, const Op& op, StepContext& context);
 
  private:
   template <class T>
   T* at(const Access& access) const;
-  void run_transfer(const Program& program, const Op& op);
+  void finish_transfer(const Program& program, const Op& op);
   void run_forward(std::span<const Access> accesses, const Op& op, StepContext& context);
   void run_head(std::span<const Access> accesses, const Op& op, StepContext& context);
   void run_backward(std::span<const Access> accesses, const Op& op, StepContext& context);
@@ -32,9 +36,13 @@ class OpRunner {
   PageStore& store_;
   const Layout& layout_;
   const Llama& llama_;
-  // Made by their lane's thread; a channel is used by one thread.
-  std::unique_ptr<Channel> reader_, writer_;
-  std::vector<Channel::Segment> read_segments_, write_segments_;
+
+  /// Of one lane, used by its thread.
+  struct Transfers {
+    std::unique_ptr<Channel> channel;
+    std::vector<Channel::Segment> segments, last_segments;  ///< those under way
+  };
+  Transfers reads_, writes_;
 };
 
 }  // namespace overspill

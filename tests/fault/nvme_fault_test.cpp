@@ -1,5 +1,6 @@
 // Faults below a channel: injected ones at every request, and real ones from small and broken
 // loop devices. Each must end in one clean Error, with nothing in flight and the channel usable.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,6 +90,64 @@ TEST_F(NvmeFault, EveryRequestMayFailAndTheNextTransferWorks) {
         ASSERT_EQ(std::memcmp(in.get(), out.get(), kBytes), 0) << "request " << k;
       }
     }
+  }
+}
+
+TEST_F(NvmeFault, OfTwoTransfersUnderWayTheOneThatFailedSaysSo) {
+  const Volume volume({.directories = {root_}, .capacity_bytes = kBytes, .stripe_bytes = 8192});
+  const Buffer out = make_buffer(kBytes, 1), in = make_buffer(kBytes, 2);
+  constexpr uint64_t kHalf = kBytes / 2, kRequests = kHalf / 4096;
+  const std::array<Channel::Segment, 1> first = {{{0, out.get(), kHalf}}},
+                                        second = {{{kHalf, out.get() + kHalf, kHalf}}};
+  for (const uint32_t depth : {1u, 3u, 16u}) {
+    for (uint64_t k = 0; k < 2 * kRequests; ++k) {
+      for (const bool write : {true, false}) {
+        Channel channel(volume, options({.fail_request = k, .error = ENODEV, .times = 1}, depth));
+        write ? channel.start_write(first) : channel.start_read(first);
+        write ? channel.start_write(second) : channel.start_read(second);
+        if (k >= kRequests) channel.finish();
+        EXPECT_EQ(channel.started(), k >= kRequests ? 1u : 2u);
+        try {
+          channel.finish();
+          ADD_FAILURE() << "no Error for request " << k;
+        } catch (const Error& error) {
+          EXPECT_TRUE(contains(error.what(), fmt::format("at offset {:#x}", (k + 1) * 4096)))
+              << error.what();
+        }
+        EXPECT_EQ(channel.started(), 0u);
+        EXPECT_EQ(volume.reads_in_flight(0), 0u);
+        channel.write({{{.offset = 0, .memory = out.get(), .bytes = kBytes}}});
+        std::memset(in.get(), 0, kBytes);
+        channel.read({{{.offset = 0, .memory = in.get(), .bytes = kBytes}}});
+        ASSERT_EQ(std::memcmp(in.get(), out.get(), kBytes), 0) << "request " << k;
+      }
+    }
+  }
+}
+
+TEST_F(NvmeFault, AStuckRequestEndsAllThatIsUnderWay) {
+  const Volume volume({.directories = {root_}, .capacity_bytes = kBytes, .stripe_bytes = 8192});
+  const Buffer memory = make_buffer(kBytes, 1);
+  constexpr uint64_t kHalf = kBytes / 2, kRequests = kHalf / 4096;
+  for (const uint64_t stuck : {uint64_t{3}, kRequests + 3}) {
+    IoOptions made = options({.faults = {{.kind = FaultKind::stuck, .request = stuck}}}, 16);
+    made.timeout = std::chrono::milliseconds(200);
+    Channel channel(volume, made);
+    const std::array<Channel::Segment, 1> first = {{{0, memory.get(), kHalf}}},
+                                          second = {{{kHalf, memory.get() + kHalf, kHalf}}};
+    channel.start_write(first);
+    channel.start_write(second);
+    if (stuck > kRequests) channel.finish();
+    try {
+      channel.finish();
+      ADD_FAILURE() << "no Error";
+    } catch (const Error& error) {
+      EXPECT_TRUE(contains(error.what(), fmt::format("at offset {:#x}", (stuck + 1) * 4096)))
+          << error.what();
+      EXPECT_TRUE(contains(error.what(), ": no completion after 0.")) << error.what();
+    }
+    EXPECT_EQ(channel.started(), 0u);
+    channel.write({{{.offset = 0, .memory = memory.get(), .bytes = kBytes}}});
   }
 }
 

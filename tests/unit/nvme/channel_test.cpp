@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -166,6 +167,55 @@ TEST_P(ChannelTest, KeepsTheQueueFullAndNeverFuller) {
   EXPECT_EQ(seen_.most_in_flight, 5u);
   EXPECT_EQ(seen_.in_flight, 0u);
   EXPECT_EQ(seen_.requests.size(), 256u);
+}
+
+TEST_P(ChannelTest, KeepsTheQueueFullOverTheEndOfATransfer) {
+  constexpr uint64_t kPage = 4 * 4096;
+  const Volume volume = make_volume(1, kMiB, kMiB);
+  Channel channel(volume, io_options(4096, 6));
+  const Buffer out = make_buffer(kMiB), in = make_buffer(kMiB);
+  fill(out.get(), kMiB, 3);
+  const auto move_all = [&](bool write, std::byte* memory) {
+    std::array<Channel::Segment, kMiB / kPage> pages;
+    for (size_t i = 0; i < pages.size(); ++i) {
+      pages[i] = {.offset = i * kPage, .memory = memory + i * kPage, .bytes = kPage};
+      const std::span<const Channel::Segment> page(&pages[i], 1);
+      write ? channel.start_write(page) : channel.start_read(page);
+      if (i == 0) continue;
+      EXPECT_EQ(channel.started(), 2u);
+      channel.finish();
+      EXPECT_EQ(std::memcmp(memory, out.get(), i * kPage), 0) << "page " << i - 1;
+    }
+    channel.finish();
+    EXPECT_EQ(channel.started(), 0u);
+  };
+  move_all(true, out.get());
+  move_all(false, in.get());
+  EXPECT_EQ(std::memcmp(in.get(), out.get(), kMiB), 0);
+  EXPECT_EQ(seen_.most_in_flight, 6u);  // of two pages: one has four requests
+  EXPECT_EQ(seen_.in_flight, 0u);
+}
+
+TEST_P(ChannelTest, AnUnfinishedTransferIsWaitedForAndCountedOut) {
+  const Volume volume = make_volume(1, kMiB, kMiB);
+  const Buffer memory = make_buffer(kMiB);
+  const std::array<Channel::Segment, 1> all = {{{0, memory.get(), kMiB}}};
+  {
+    Channel channel(volume, io_options(4096, 16));
+    channel.start_read(all);
+    EXPECT_EQ(volume.reads_in_flight(0), 16u);
+  }
+  EXPECT_EQ(volume.reads_in_flight(0), 0u);
+}
+
+TEST_P(ChannelTest, ChecksHowManyTransfersAreUnderWay) {
+  const Volume volume = make_volume(1, kMiB, kMiB);
+  Channel channel(volume, io_options());
+  EXPECT_DEATH(channel.finish(), "CHECK.*started_");
+  channel.start_read({});
+  EXPECT_DEATH(channel.read({}), "CHECK.*started_");
+  channel.start_read({});
+  EXPECT_DEATH(channel.start_read({}), "CHECK.*kMostStarted");
 }
 
 TEST_P(ChannelTest, AcceptsNothingToDo) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -131,6 +132,26 @@ TEST_F(IntegrityTest, AcceptsWhatWasWrittenOverStripesThatCutPages) {
     }
   }
   EXPECT_EQ(channel_->stats().rereads, 0u);
+}
+
+TEST_F(IntegrityTest, ChecksBothTransfersUnderWay) {
+  open();
+  for (uint64_t page = 0; page < 3; ++page) write(page, page + 1);
+  damage(1, 8192, std::vector<std::byte>(4096));
+  const Buffer other(static_cast<std::byte*>(std::aligned_alloc(kIoAlignment, kPage)));
+  const std::array<Channel::Segment, 1> good = {segment(0)}, bad = {{{kPage, other.get(), kPage}}};
+  channel_->start_read(good);
+  channel_->start_read(bad);
+  channel_->finish();
+  const std::vector<std::byte> read(memory_.get(), memory_.get() + kPage);
+  EXPECT_EQ(read, content(1));
+  try {
+    channel_->finish();
+    ADD_FAILURE() << "no Error";
+  } catch (const Error& error) {
+    EXPECT_TRUE(has(error.what(), "page 1"));
+  }
+  EXPECT_EQ(failure(2), "");
 }
 
 TEST_F(IntegrityTest, NamesAReadBeforeAWrite) {

@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -34,6 +35,7 @@ struct Mischief {
   // Which CPU runs kernels and which waits for drives; -1: any.
   std::atomic<int> compute_cpu{-1}, io_cpu{-1};
   std::atomic<uint32_t> strays{0};
+  std::atomic<uint32_t> overlaps{0};  ///< submits while requests were in flight
 
   void check_place(int cpu) {
     if (cpu >= 0 && sched_getcpu() != cpu) ++strays;
@@ -69,12 +71,17 @@ class SlowIo : public AsyncIo {
   explicit SlowIo(std::unique_ptr<AsyncIo> inner) : inner_(std::move(inner)) {}
   const char* name() const override { return inner_->name(); }
   uint32_t depth() const override { return inner_->depth(); }
-  void submit(std::span<const IoRequest> requests) override { inner_->submit(requests); }
+  void submit(std::span<const IoRequest> requests) override {
+    if (in_flight_ > 0) ++mischief.overlaps;
+    in_flight_ += requests.size();
+    inner_->submit(requests);
+  }
   void cancel() override { inner_->cancel(); }
   size_t reap(std::span<IoResult> results, std::chrono::milliseconds timeout) override {
     mischief.delay();
     mischief.check_place(mischief.io_cpu);
     const size_t count = inner_->reap(results, timeout);
+    in_flight_ -= count;
     if (mischief.io_broken) {
       for (IoResult& result : results.first(count)) result = {result.tag, 0, EIO};
     }
@@ -83,6 +90,7 @@ class SlowIo : public AsyncIo {
 
  private:
   std::unique_ptr<AsyncIo> inner_;
+  size_t in_flight_ = 0;
 };
 
 /// A small model with all its state on NVMe behind a discrete device, ready to run.
@@ -194,6 +202,28 @@ TEST_F(ExecutorTest, RunsAProgramToItsEnd) {
   // Random weights know nothing: the loss is near log(vocabulary) a token.
   EXPECT_NEAR(machine_->context.losses[0] / 32, std::log(300.0), 0.3);
   EXPECT_FALSE(machine_->context.non_finite);
+}
+
+TEST_F(ExecutorTest, ATransferBeginsWhileTheOneBeforeItIsUnderWay) {
+  mischief.overlaps = 0;  // an op's pages are few requests, submitted together
+  machine_->run();
+  EXPECT_GT(mischief.overlaps, 0u);
+}
+
+TEST_F(ExecutorTest, ATransferWaitsForTheOneWhosePagesItShares) {
+  const Program& program = machine_->program;
+  const auto is_read = [](const Op& op) { return op.kind == OpKind::read; };
+  const auto first = std::ranges::find_if(program.ops, is_read);
+  const auto second = std::find_if(first + 1, program.ops.end(), is_read);
+  ASSERT_NE(second, program.ops.end());
+  OpRunner runner(machine_->store, machine_->llama);
+  EXPECT_TRUE(runner.begin(program, *first));
+  EXPECT_FALSE(runner.begin(program, *first));
+  EXPECT_TRUE(runner.begin(program, *second));
+  runner.run(program, *first, machine_->context);
+  EXPECT_TRUE(runner.begin(program, *first));
+  runner.run(program, *second, machine_->context);
+  runner.run(program, *first, machine_->context);
 }
 
 TEST_F(ExecutorTest, KeepsOrderAndResultsUnderRandomDelays) {

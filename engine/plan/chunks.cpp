@@ -61,17 +61,23 @@ bool has_factored_moments(const OptimizerSettings& settings, const LayerTensor& 
   return settings.kind == OptimizerKind::adafactor && tensor.shape.size() >= 2;
 }
 
+uint64_t shard_parameters(const LayerShape& layer, uint32_t ranks) {
+  return round_up(ceil_div(layer.padded, ranks), kParameterAlignment);
+}
+
 ChunkTable cut_chunks(const ModelShape& model, uint64_t chunk_parameters,
-                      const OptimizerSettings& settings) {
+                      const OptimizerSettings& settings, RankOf rank) {
   ChunkTable table;
   for (uint32_t l = 0; l < model.layers.size(); ++l) {
     table.first.push_back(static_cast<uint32_t>(table.chunks.size()));
     const LayerShape& layer = model.layers[l];
     add_matrices(layer, settings, table);
-    for (uint64_t begin = 0; begin < layer.padded; begin += chunk_parameters) {
+    const uint64_t shard = shard_parameters(layer, rank.count);
+    const uint64_t end = (rank.index + 1) * shard;
+    for (uint64_t begin = end - shard; begin < end; begin += chunk_parameters) {
       Chunk chunk{.layer = l,
                   .begin = begin,
-                  .parameters = std::min(chunk_parameters, layer.padded - begin),
+                  .parameters = std::min(chunk_parameters, end - begin),
                   .exact = 0,
                   .first_run = static_cast<uint32_t>(table.runs.size()),
                   .run_count = 0};

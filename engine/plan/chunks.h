@@ -16,10 +16,18 @@ struct Chunk {
   uint64_t parameters;  ///< multiple of kParameterAlignment
   uint64_t exact;       ///< parameters with exact moments
   uint32_t first_run;   ///< its runs: [first_run, first_run + run_count) in ChunkTable::runs
-  uint32_t run_count;   ///< 0: all of it is frozen, and it has no state and no gradient
+  uint32_t run_count;   ///< 0: nothing in it trains, and it has no state and no gradient
 
   bool trainable() const { return run_count > 0; }
 };
+
+/// One of the ranks that share a model (ZeRO-3): each owns 1/count of every layer.
+struct RankOf {
+  uint32_t index = 0, count = 1;
+};
+/// The parameters of a layer that each rank owns: its padded size over the ranks, padded again so
+/// that it divides.
+uint64_t shard_parameters(const LayerShape& layer, uint32_t ranks);
 
 /// Every layer's chunks in order: [first[layer], first[layer + 1]).
 struct ChunkTable {
@@ -29,8 +37,9 @@ struct ChunkTable {
   std::vector<std::vector<FactoredMatrix>> matrices;  ///< by layer: those with factored moments
   uint64_t factored_elements = 0;                     ///< of all of them
 };
+/// The chunks of a rank's part of every layer; `begin` counts from the layer's first parameter.
 ChunkTable cut_chunks(const ModelShape& model, uint64_t chunk_parameters,
-                      const OptimizerSettings& settings);
+                      const OptimizerSettings& settings, RankOf rank = {});
 
 /// Norms, biases and tensors too small to gain by it keep float32 moments in int8 state; with
 /// adafactor all that are no matrices do.

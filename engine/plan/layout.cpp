@@ -26,8 +26,10 @@ uint64_t choose_chunk_parameters(const ModelShape& model, const PlanOptions& opt
     return *options.chunk_parameters;
   }
   uint64_t largest = 0;
-  for (const LayerShape& layer : model.layers) largest = std::max(largest, layer.padded);
-  const uint64_t share = model.layers[1].padded / kChunksOfABlock;
+  for (const LayerShape& layer : model.layers) {
+    largest = std::max(largest, shard_parameters(layer, options.ranks));
+  }
+  const uint64_t share = shard_parameters(model.layers[1], options.ranks) / kChunksOfABlock;
   uint64_t chunk = std::clamp(round_up(share, kParameterAlignment), kLeastChunk, kMostChunk);
   chunk = std::min(chunk, largest);
   // Small host budgets get small slots: enough of each to pipeline must leave half of it for homes.
@@ -104,18 +106,31 @@ class LayoutBuilder {
   void add_parameter_pages() {
     const PlanOptions& o = layout_.options;
     for (uint32_t l = 0; l < layout_.model.layers.size(); ++l) {
-      layout_.first_weight.push_back(
-          add_chunk_pages(PageKind::weight, l, homes_.weights[l],
-                          [&](const Chunk& chunk) { return chunk.parameters * o.weight_bytes(); }));
+      add_weight_pages(l);
       layout_.first_optimizer.push_back(
           add_chunk_pages(PageKind::optimizer, l, homes_.optimizer[l],
                           [&](const Chunk& chunk) { return optimizer_page_bytes(o, chunk); }));
       assign_records(l);
       add_gradient_pages(l);
-      layout_.gradient_sum.push_back(
-          add_page({PageKind::gradient_sum, l, 0, Tier::device,
-                    layout_.model.layers[l].padded * sizeof(float), SlotId{}, 0}));
+      layout_.gradient_sum.push_back(add_page({PageKind::gradient_sum, l, 0, Tier::device,
+                                               layout_.whole(l) * sizeof(float), SlotId{}, 0}));
     }
+  }
+
+  void add_weight_pages(uint32_t layer) {
+    const PlanOptions& o = layout_.options;
+    const auto bytes = [&](const Chunk& chunk) { return chunk.parameters * o.weight_bytes(); };
+    layout_.first_whole_weight.push_back({static_cast<uint32_t>(layout_.pages.size())});
+    add_peer_weights(layer, 0, o.rank);
+    layout_.first_weight.push_back(
+        add_chunk_pages(PageKind::weight, layer, homes_.weights[layer], bytes));
+    add_peer_weights(layer, 1, o.ranks - 1 - o.rank);
+  }
+
+  void add_peer_weights(uint32_t layer, uint32_t index, uint64_t peers) {
+    if (peers == 0) return;
+    const uint64_t bytes = peers * layout_.shard(layer) * layout_.options.weight_bytes();
+    add_page({PageKind::peer_weight, layer, index, Tier::device, bytes, SlotId{}, 0});
   }
 
   /// A chunk's weights and optimizer state are contiguous on NVMe: one read and one write.
@@ -220,6 +235,22 @@ uint64_t gradient_page_bytes(const PlanOptions& options, const Chunk& chunk) {
   return chunk.trainable() ? chunk.parameters * options.gradient_bytes() : 0;
 }
 
+bool updates_twice(const ModelShape& model, const PlanOptions& options, uint32_t layer,
+                   Tier weights, Tier optimizer) {
+  if (options.update_twice.empty() || !options.update_twice[layer]) return false;
+  const bool tied_embedding = layer == 0 && model.config.tie_word_embeddings;
+  return model.layers[layer].trainable() && !tied_embedding && weights == Tier::nvme &&
+         optimizer == Tier::nvme;
+}
+
+uint64_t Layout::trained_parameters(uint32_t layer) const {
+  uint64_t trained = 0;
+  for (uint32_t c = 0; c < chunk_count(layer); ++c) {
+    for (const UpdateRun& run : runs(chunk(layer, c))) trained += run.end - run.begin;
+  }
+  return trained;
+}
+
 uint64_t Layout::home_bytes(PageKind kind, Tier tier) const {
   uint64_t bytes = 0;
   for (const Page& page : pages) {
@@ -231,8 +262,17 @@ uint64_t Layout::home_bytes(PageKind kind, Tier tier) const {
 
 Layout plan_layout(const ModelShape& model, const PlanOptions& options) {
   CHECK(options.compute_scratch_bytes % 4096 == 0);
+  CHECK(options.rank < options.ranks);
+  CHECK(options.update_twice.empty() || options.update_twice.size() == model.layers.size());
+  if (options.update == UpdateTiming::in_backward &&
+      std::ranges::find(options.update_twice, true) != options.update_twice.end()) {
+    fail(ErrorCode::invalid_config,
+         "updating twice splits the update of the next forward; with offload.update: in_backward "
+         "there is none to split");
+  }
   const uint64_t chunk = choose_chunk_parameters(model, options);
-  const ChunkTable table = cut_chunks(model, chunk, options.optimizer_settings);
+  const ChunkTable table =
+      cut_chunks(model, chunk, options.optimizer_settings, {options.rank, options.ranks});
   const auto build = [&](uint32_t depth) {
     const PlacementProblem problem(model, options, table, depth, chunk);
     bool generous = true;

@@ -40,8 +40,11 @@ struct PlanOptions {
   std::optional<uint32_t> prefetch_depth;  ///< default: 1, or 0 where 1 does not fit
   std::optional<uint64_t> chunk_parameters;
   UpdateTiming update = UpdateTiming::next_forward;
-
-  uint32_t ranks = 1;  ///< that share each layer's parameters (ZeRO-3)
+  /// By layer, with next_forward: whether it is updated twice, in the forward without writing and
+  /// again in the backward (docs/decisions/011-update-twice.md). Empty: none. Layers that cannot
+  /// are updated once (updates_twice()).
+  std::vector<char> update_twice{};
+  uint32_t ranks = 1;  ///< ZeRO-3: this rank owns its part of every layer (shard_parameters)
   uint32_t rank = 0;
 
   OptimizerSettings optimizer_settings{};  ///< `master` follows the precision
@@ -51,6 +54,12 @@ struct PlanOptions {
   uint32_t weight_bytes() const { return precision == Precision::bf16 ? 2 : 4; }
   uint32_t gradient_bytes() const { return weight_bytes(); }
 };
+
+/// Whether a layer whose state lives in these tiers is updated twice, where that was asked for:
+/// both must be on NVMe, and a tied embedding never is, because the head loads it from its home
+/// between the two.
+bool updates_twice(const ModelShape& model, const PlanOptions& options, uint32_t layer,
+                   Tier weights, Tier optimizer);
 
 /// Where the arrays of a chunk's optimizer page lie.
 StateLayout chunk_state(const PlanOptions& options, const Chunk& chunk);
@@ -68,6 +77,9 @@ struct Layout {
   std::vector<Slot> slots;
 
   std::vector<PageId> first_weight;  ///< per layer; a layer's chunks follow each other
+  /// Per layer: the first page of its whole weights, which are the other ranks' before, this
+  /// rank's chunks, the other ranks' behind. With one rank: first_weight.
+  std::vector<PageId> first_whole_weight;
   std::vector<PageId> first_optimizer;
   std::vector<PageId> first_gradient;    ///< empty when updates run in the backward
   std::vector<PageId> gradient_sum;      ///< per layer
@@ -89,6 +101,21 @@ struct Layout {
   uint64_t host_bytes = 0;
   uint64_t nvme_bytes = 0;
 
+  /// Parameters of a layer that this rank owns, and with those of all ranks.
+  uint64_t shard(uint32_t layer) const {
+    return shard_parameters(model.layers[layer], options.ranks);
+  }
+  uint64_t whole(uint32_t layer) const { return shard(layer) * options.ranks; }
+  /// Of those that this rank owns, the ones that train.
+  uint64_t trained_parameters(uint32_t layer) const;
+  /// Pages of a layer's whole weights.
+  uint32_t whole_weight_count(uint32_t layer) const {
+    return chunk_count(layer) + (options.rank > 0) + (options.rank + 1 < options.ranks);
+  }
+  bool updates_twice(uint32_t layer) const {
+    return overspill::updates_twice(model, options, layer, page(weight(layer, 0)).home,
+                                    page(optimizer(layer, 0)).home);
+  }
   uint32_t chunk_count(uint32_t layer) const { return table.first[layer + 1] - table.first[layer]; }
   const Chunk& chunk(uint32_t layer, uint32_t index) const {
     return table.chunks[table.first[layer] + index];

@@ -125,7 +125,13 @@ PlacementProblem::PlacementProblem(const ModelShape& shape, const PlanOptions& p
 }
 
 uint64_t PlacementProblem::weight_bytes(uint32_t layer) const {
-  return model.layers[layer].padded * options.weight_bytes();
+  return shard_parameters(model.layers[layer], options.ranks) * options.weight_bytes();
+}
+uint64_t PlacementProblem::whole_weight_bytes(uint32_t layer) const {
+  return weight_bytes(layer) * options.ranks;
+}
+uint64_t PlacementProblem::gradient_sum_bytes(uint32_t layer) const {
+  return whole_weight_bytes(layer) / options.weight_bytes() * sizeof(float);
 }
 uint64_t PlacementProblem::activation_page_bytes() const {
   return round_up(options.micro_batch_tokens * model.config.hidden_size * sizeof(float), 4096);
@@ -135,7 +141,9 @@ uint64_t PlacementProblem::activation_bytes() const {
 }
 uint32_t PlacementProblem::max_chunks() const {
   uint64_t largest = 0;
-  for (const LayerShape& layer : model.layers) largest = std::max(largest, layer.padded);
+  for (const LayerShape& layer : model.layers) {
+    largest = std::max(largest, shard_parameters(layer, options.ranks));
+  }
   return static_cast<uint32_t>(ceil_div(largest, chunk_parameters));
 }
 
@@ -145,7 +153,7 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
   const uint32_t layers = static_cast<uint32_t>(p.model.layers.size());
   const bool tied = p.model.config.tie_word_embeddings;
   SlotPlan plan;
-  uint32_t ringed = 0;
+  uint32_t ring_layers = 0;
   bool stage = !p.stores_gradients() && (o.precision == Precision::bf16 || !unified);
   bool record = false, activation_slot = false, activation_stage = false, device_stage = false;
 
@@ -157,6 +165,8 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
   const auto addressable = [&](Tier tier) {
     return tier == Tier::device || (unified && tier == Tier::host);
   };
+  // The parts of several ranks come together in the ring, wherever this rank's is at home.
+  const auto ringed = [&](Tier tier) { return o.ranks > 1 || !addressable(tier); };
   for (uint32_t l = 0; l < layers; ++l) {
     const Tier w = homes.weights[l], g = homes.gradients[l], opt = homes.optimizer[l];
     place(w, p.weight_bytes(l));
@@ -164,14 +174,15 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
     place(g, p.gradient_bytes[l]);
     place(homes.activations[l], p.activation_bytes());
     if (p.model.layers[l].trainable()) {
-      plan.gradient_sum_bytes =
-          std::max(plan.gradient_sum_bytes, p.model.layers[l].padded * sizeof(float));
+      plan.gradient_sum_bytes = std::max(plan.gradient_sum_bytes, p.gradient_sum_bytes(l));
     }
     const bool updates_on_device = !unified && opt == Tier::device;
-    if (!addressable(w)) {
-      ++ringed;
-      plan.ring_bytes = std::max(plan.ring_bytes, p.weight_bytes(l));
+    if (ringed(w)) {
+      ++ring_layers;
+      plan.ring_bytes = std::max(plan.ring_bytes, p.whole_weight_bytes(l));
     }
+    // A repeated update finds old weights where they are in nobody's way.
+    stage |= updates_twice(p.model, o, l, w, opt);
     // Checkpoints reach discrete device memory through a host slot.
     if (p.optimizer_bytes[l] > 0) {
       record |= opt == Tier::nvme || (!unified && opt == Tier::device);
@@ -187,11 +198,11 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
   }
 
   const uint32_t depth = p.prefetch_depth;
-  const bool tied_extra = tied && !addressable(homes.weights[0]);
-  plan.weight_ring = std::min(ringed, depth + 1 + (tied_extra ? 1u : 0u));
+  const bool tied_extra = tied && ringed(homes.weights[0]);
+  plan.weight_ring = std::min(ring_layers, depth + 1 + (tied_extra ? 1u : 0u));
   plan.gradient_ring = generous && depth > 0 ? 2 : 1;
   if (tied && p.model.layers[0].trainable()) {
-    plan.tied_gradient_bytes = p.model.layers[0].padded * sizeof(float);
+    plan.tied_gradient_bytes = p.gradient_sum_bytes(0);
   }
   plan.activation_bytes = p.activation_page_bytes();
   if (activation_slot) plan.activation_slots = generous ? o.micro_batches + 2 + depth : 2;

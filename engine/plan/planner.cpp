@@ -18,6 +18,7 @@ Program StepPlanner::plan() {
   for (uint32_t l = 0; l < head(); ++l) plan_forward(l);
   plan_head();
   for (uint32_t l = head(); kind_.backward && l-- > lowest_;) plan_backward(l);
+  finish_layer();
   return std::move(program_);
 }
 
@@ -28,7 +29,8 @@ OpId StepPlanner::emit(OpKind kind, Lane lane, uint32_t layer, uint32_t index, u
 
 OpId StepPlanner::emit(OpKind kind, Lane lane, uint32_t layer, uint32_t index, uint64_t work,
                        std::span<const Access> accesses) {
-  const bool loads = kind == OpKind::read || kind == OpKind::copy_to_device;
+  const bool loads =
+      kind == OpKind::read || kind == OpKind::copy_to_device || kind == OpKind::all_gather;
   const std::vector<OpId> deps = hazards_.add(lane, accesses, kind == OpKind::read,
                                               kind == OpKind::write, loads ? load_gate_ : OpId{});
   Op op{kind, lane, layer, index, work};
@@ -69,7 +71,9 @@ uint64_t StepPlanner::backward_flops(uint32_t layer) const {
 
 void StepPlanner::plan_forward(uint32_t layer) {
   begin_layer();
-  if (kind_.pending_update) plan_pending_update(layer, true);
+  if (kind_.pending_update) {
+    plan_pending_update(layer, {.for_compute = true, .writes = !twice(layer)});
+  }
   const Location weights = weights_for_compute(layer);
   OpId last;
   for (uint32_t mb = 0; mb < kind_.micro_batches; ++mb) {
@@ -96,7 +100,9 @@ Access StepPlanner::sums(Location at, uint32_t layer, bool first) const {
 void StepPlanner::plan_head() {
   const uint32_t layer = head();
   begin_layer();
-  if (kind_.pending_update) plan_pending_update(layer, true);
+  if (kind_.pending_update) {
+    plan_pending_update(layer, {.for_compute = true, .writes = !twice(layer)});
+  }
   const Location weights = weights_for_compute(layer);
   const Location embedding = tied() ? weights_for_compute(0) : Location{};
   const bool trains = kind_.backward && trainable(layer);
@@ -120,12 +126,17 @@ void StepPlanner::plan_head() {
                 kind_.backward ? backward_flops(layer) : flops(layer), touched);
   }
   end_layer(last);
-  if (trains) finish_gradient(layer, sum);
+  if (trains) unfinished_ = {layer, sum};
 }
 
 void StepPlanner::plan_backward(uint32_t layer) {
+  // A single weight slot cannot be refilled before updates in the backward have used it.
+  const bool loads_first = !updates_in_backward() || layout_.prefetch_depth > 0;
+  if (!loads_first) finish_layer();
   begin_layer();
+  if (twice(layer)) plan_repeated_update(layer, layer > 0);
   const Location weights = layer > 0 ? weights_for_compute(layer) : Location{};
+  finish_layer();
   const bool trains = trainable(layer);
   const Location sum = trains ? take_gradient_sum(layer) : Location{};
   const uint32_t stage = 2 * head() - layer;
@@ -149,22 +160,37 @@ void StepPlanner::plan_backward(uint32_t layer) {
     last = emit(OpKind::backward, Lane::compute, layer, mb, backward_flops(layer), touched);
   }
   end_layer(last);
-  if (trains) finish_gradient(layer, sum);
+  if (trains) unfinished_ = {layer, sum};
+}
+
+void StepPlanner::finish_layer() {
+  if (!unfinished_) return;
+  const auto [layer, sum] = *unfinished_;
+  unfinished_.reset();
+  // Nothing waits for the head's weights: the loads of the layer below go first.
+  if (layer == head() && twice(layer)) plan_repeated_update(layer, false);
+  finish_gradient(layer, sum);
 }
 
 void StepPlanner::finish_gradient(uint32_t layer, Location sum) {
-  const PageId sum_page = layout_.gradient_sum[layer];
-  const LayerShape& shape = layout_.model.layers[layer];
-  const uint64_t frozen = shape.parameters - shape.trainable_parameters();
-  emit(OpKind::reduce_gradient, Lane::compute, layer, 0, shape.padded - frozen,
-       {access(sum, sum_page, AccessMode::read)});
-  begin_updates(layer);
+  const PageId id = layout_.gradient_sum[layer];
+  const uint64_t part = layout_.shard(layer);
+  if (several_ranks()) {
+    emit(OpKind::reduce_scatter, Lane::collective, layer, 0,
+         (layout_.options.ranks - 1) * part * layout_.options.gradient_bytes(),
+         {access(sum, id, AccessMode::update)});
+  }
+  const Location own{sum.slot, layout_.options.rank * part * sizeof(float)};
+  emit(OpKind::reduce_gradient, Lane::compute, layer, 0, layout_.trained_parameters(layer),
+       {access(own, id, AccessMode::read, part * sizeof(float))});
+  const UpdatePass pass{.in_ring = find_ring(layer) != nullptr};
   for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
-    if (layout_.chunk(layer, c).trainable()) export_gradient(layer, c, sum);
+    if (layout_.chunk(layer, c).trainable()) export_gradient(layer, c, sum, pass);
   }
 }
 
-void StepPlanner::export_gradient(uint32_t layer, uint32_t c, Location sum) {
+void StepPlanner::export_gradient(uint32_t layer, uint32_t c, Location sum,
+                                  const UpdatePass& pass) {
   const Chunk& chunk = layout_.chunk(layer, c);
   const PageId id = layout_.gradient(layer, c);
   const bool float32 = layout_.options.precision == Precision::float32;
@@ -185,7 +211,7 @@ void StepPlanner::export_gradient(uint32_t layer, uint32_t c, Location sum) {
       copy(OpKind::copy_to_host, id, gradient, stage);
       gradient = stage;
     }
-    return plan_update(layer, c, access(gradient, id, AccessMode::read), false);
+    return plan_update(layer, c, access(gradient, id, AccessMode::read), pass);
   }
   const Tier tier = page(id).home;
   if (tier != Tier::nvme && (unified_ || tier == Tier::device)) return cast_to(home(id));

@@ -16,7 +16,10 @@ namespace overspill {
 /// [embedding]: when tied; [sums]: when any tensor of the layer trains. Frozen chunks are only
 /// read: they have no update and no gradient, and layers below the lowest trainable one no
 /// backward.
-///   reduce_gradient  sums
+///   all_gather       this rank's part of the weights, then what it gathers into: the whole
+///                    weights, or around the part in place the other ranks' before and behind it
+///   reduce_scatter   sums
+///   reduce_gradient  this rank's part of the sums
 ///   export_gradient  a chunk of the sums, the gradient page
 ///   update           weights, gradient (or a chunk of the sums), [remainder], [optimizer state]
 ///   copies           source, destination

@@ -48,7 +48,7 @@ class StepPlanner {
         activation_stages_(layout.activation_stages),
         gradients_(layout.gradient_ring) {
     program_.kind = kind;
-    for (const SlotId slot : layout.weight_ring) ring_.push_back({slot, kNobody, 0});
+    for (const SlotId slot : layout.weight_ring) ring_.push_back({slot, kNobody, 0, false});
     for (const SlotId slot : layout.activation_slots) cache_.push_back({slot, PageId{}, false});
   }
 
@@ -60,6 +60,7 @@ class StepPlanner {
     SlotId slot;
     uint32_t layer;
     uint64_t last_use;
+    bool gathered;  ///< the other ranks' parts are there as well
   };
   struct CacheEntry {
     SlotId slot;
@@ -69,6 +70,7 @@ class StepPlanner {
 
   uint32_t head() const { return layout_.model.head(); }
   bool trainable(uint32_t layer) const { return layout_.model.layers[layer].trainable(); }
+  bool several_ranks() const { return layout_.options.ranks > 1; }
   bool tied() const { return layout_.model.config.tie_word_embeddings; }
   const Page& page(PageId id) const { return layout_.page(id); }
   Location home(PageId id) const { return {page(id).home_slot, page(id).home_offset}; }
@@ -85,8 +87,12 @@ class StepPlanner {
     return {at.slot, at.offset, bytes, id, 1, mode};
   }
   Access layer_weights(Location at, uint32_t layer) const {
-    const uint64_t bytes = layout_.model.layers[layer].padded * layout_.options.weight_bytes();
-    return {at.slot,         at.offset, bytes, layout_.weight(layer, 0), layout_.chunk_count(layer),
+    const uint64_t bytes = layout_.whole(layer) * layout_.options.weight_bytes();
+    return {at.slot,
+            at.offset,
+            bytes,
+            layout_.first_whole_weight[layer],
+            layout_.whole_weight_count(layer),
             AccessMode::read};
   }
 
@@ -110,44 +116,61 @@ class StepPlanner {
 
   // ---- weights -----------------------------------------------------------------------------
 
-  bool ringed(uint32_t layer) const;
+  /// Whether kernels can address the layer's weights at home: this rank's part of them.
+  bool addresses_home(uint32_t layer) const;
   RingEntry* find_ring(uint32_t layer);
-  /// A ring slot for the layer: the one that holds it, else the least recently used (its content
-  /// is then for the caller to fill).
+  /// The ring slot that computed least recently, now for the layer; the caller fills it.
   RingEntry& take_ring(uint32_t layer);
+  /// The ring slot that holds the layer, else one for it.
+  RingEntry& find_or_take_ring(uint32_t layer);
   Location in_ring(const RingEntry& entry, uint32_t layer, uint32_t c) const;
 
   /// The layer's weights where kernels can read them, loaded when they are not there yet.
   Location weights_for_compute(uint32_t layer);
   void load_weight(uint32_t layer, uint32_t c, const RingEntry& entry);
+  /// The other ranks' parts join this rank's, which is in the ring or comes from its home.
+  void gather_weights(uint32_t layer, RingEntry& entry);
 
   // ---- updates -----------------------------------------------------------------------------
 
-  /// Before a layer's first update: whether the ring holds its weights already.
-  void begin_updates(uint32_t layer);
+  /// How the updates of a layer's chunks take part in the step.
+  struct UpdatePass {
+    bool for_compute = false;  ///< new weights go where compute reads them
+    bool writes = true;        ///< new weights and state go to NVMe
+    bool aside = false;        ///< weights pass through a stage; the ring is left as it is
+    bool in_ring = false;      ///< the ring holds the weights to update
+  };
+  /// Whether this step updates the layer in the forward and again in the backward.
+  bool twice(uint32_t layer) const {
+    return kind_.forward && kind_.backward && kind_.pending_update && layout_.updates_twice(layer);
+  }
 
   /// Where the update finds a chunk's weights, and whether they must be fetched there first.
   struct UpdateWeights {
     Location at;
     bool fetch = false;
   };
-  UpdateWeights locate_weights(uint32_t layer, uint32_t c);
+  UpdateWeights locate_weights(uint32_t layer, uint32_t c, const UpdatePass& pass);
 
   /// Where the update finds a chunk's gradient (already in a slot when updating in the backward).
   Location fetch_gradient(uint32_t layer, uint32_t c, std::vector<Access>& reads);
 
   /// AdamW on one chunk and the way back home. `gradient` is where it lies, when it is not at home;
   /// its page is the gradient's, or the sums' (float32 in place).
-  void plan_update(uint32_t layer, uint32_t c, std::optional<Access> gradient, bool for_compute);
+  void plan_update(uint32_t layer, uint32_t c, std::optional<Access> gradient,
+                   const UpdatePass& pass);
 
   /// Starts fetching weights for an update: an NVMe segment, or a copy.
   void fetch_weights(uint32_t layer, uint32_t c, Location at, std::vector<Access>& reads);
   void finish_fetch(uint32_t layer, uint32_t c, const UpdateWeights& weights);
 
   void write_back(uint32_t layer, uint32_t c, const UpdateWeights& weights, Location state,
-                  bool for_compute);
+                  const UpdatePass& pass);
 
-  void plan_pending_update(uint32_t layer, bool for_compute);
+  /// The pending update of all chunks of a layer.
+  void plan_pending_update(uint32_t layer, const UpdatePass& pass);
+  /// The forward's update once more, from the same state and gradient, and written.
+  void plan_repeated_update(uint32_t layer, bool for_compute);
   void plan_flush(uint32_t layer);
 
   // ---- activations -------------------------------------------------------------------------
@@ -178,9 +201,17 @@ class StepPlanner {
 
   // ---- gradients ---------------------------------------------------------------------------
 
+  /// What follows a layer's backward is emitted behind the loads of the next layer, so that these
+  /// do not queue behind it in their lanes.
+  struct Unfinished {
+    uint32_t layer;
+    Location sum;
+  };
+  void finish_layer();
   void finish_gradient(uint32_t layer, Location sum);
 
-  void export_gradient(uint32_t layer, uint32_t c, Location sum);
+  /// A chunk's gradient goes home, or into its update right away.
+  void export_gradient(uint32_t layer, uint32_t c, Location sum, const UpdatePass& pass);
 
   const Layout& layout_;
   StepKind kind_;
@@ -193,8 +224,8 @@ class StepPlanner {
   Pool stages_, records_, device_stages_, activation_stages_, gradients_;
   std::vector<RingEntry> ring_;
   uint64_t ring_clock_ = 0;
-  bool ring_was_filled_ = false;
   Location device_landing_;
+  std::optional<Unfinished> unfinished_;
   std::vector<CacheEntry> cache_;
 };
 

@@ -6,28 +6,25 @@
 
 namespace overspill {
 
-bool StepPlanner::ringed(uint32_t layer) const {
-  return !layout_.compute_addresses(page(layout_.weight(layer, 0)));
+bool StepPlanner::addresses_home(uint32_t layer) const {
+  return layout_.compute_addresses(page(layout_.weight(layer, 0)));
 }
 
 StepPlanner::RingEntry* StepPlanner::find_ring(uint32_t layer) {
-  for (RingEntry& entry : ring_) {
-    if (entry.layer == layer) {
-      entry.last_use = ++ring_clock_;
-      return &entry;
-    }
-  }
-  return nullptr;
+  const auto found = std::ranges::find(ring_, layer, &RingEntry::layer);
+  return found == ring_.end() ? nullptr : &*found;
 }
 
 StepPlanner::RingEntry& StepPlanner::take_ring(uint32_t layer) {
   CHECK(!ring_.empty());
-  RingEntry& victim = *std::min_element(
-      ring_.begin(), ring_.end(),
-      [](const RingEntry& a, const RingEntry& b) { return a.last_use < b.last_use; });
-  victim.layer = layer;
-  victim.last_use = ++ring_clock_;
+  RingEntry& victim = *std::ranges::min_element(ring_, {}, &RingEntry::last_use);
+  victim = {victim.slot, layer, ++ring_clock_, false};
   return victim;
+}
+
+StepPlanner::RingEntry& StepPlanner::find_or_take_ring(uint32_t layer) {
+  RingEntry* held = find_ring(layer);
+  return held != nullptr ? *held : take_ring(layer);
 }
 
 Location StepPlanner::in_ring(const RingEntry& entry, uint32_t layer, uint32_t c) const {
@@ -35,11 +32,17 @@ Location StepPlanner::in_ring(const RingEntry& entry, uint32_t layer, uint32_t c
 }
 
 Location StepPlanner::weights_for_compute(uint32_t layer) {
-  if (!ringed(layer)) return home(layout_.weight(layer, 0));
-  if (const RingEntry* entry = find_ring(layer)) return {entry->slot, 0};
-  const RingEntry entry = take_ring(layer);
-  for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) load_weight(layer, c, entry);
-  return {entry.slot, 0};
+  if (addresses_home(layer) && !several_ranks()) return home(layout_.weight(layer, 0));
+  RingEntry* entry = find_ring(layer);
+  if (entry == nullptr) {
+    entry = &take_ring(layer);
+    for (uint32_t c = 0; !addresses_home(layer) && c < layout_.chunk_count(layer); ++c) {
+      load_weight(layer, c, *entry);
+    }
+  }
+  entry->last_use = ++ring_clock_;
+  if (several_ranks() && !entry->gathered) gather_weights(layer, *entry);
+  return {entry->slot, 0};
 }
 
 void StepPlanner::load_weight(uint32_t layer, uint32_t c, const RingEntry& entry) {
@@ -51,22 +54,39 @@ void StepPlanner::load_weight(uint32_t layer, uint32_t c, const RingEntry& entry
   if (!unified_) copy(OpKind::copy_to_device, id, landing, target);
 }
 
-void StepPlanner::begin_updates(uint32_t layer) {
-  ring_was_filled_ =
-      std::ranges::any_of(ring_, [&](const RingEntry& entry) { return entry.layer == layer; });
+void StepPlanner::gather_weights(uint32_t layer, RingEntry& entry) {
+  const PageId first = layout_.weight(layer, 0);
+  const uint32_t chunks = layout_.chunk_count(layer);
+  const uint64_t part = layout_.shard(layer) * layout_.options.weight_bytes();
+  const uint64_t peers = part * (layout_.options.ranks - 1);
+  const Location own = addresses_home(layer) ? home(first) : in_ring(entry, layer, 0);
+  std::vector<Access> touched = {{own.slot, own.offset, part, first, chunks, AccessMode::read}};
+  Access whole = layer_weights({entry.slot, 0}, layer);
+  whole.mode = AccessMode::write;
+  if (addresses_home(layer)) {
+    touched.push_back(whole);
+  } else {  // in place: this rank's part is there
+    const uint64_t before = part * layout_.options.rank;
+    if (before > 0) touched.push_back({entry.slot, 0, before, whole.page, 1, AccessMode::write});
+    if (before < peers) {
+      const PageId behind{first.value + chunks};
+      touched.push_back({entry.slot, before + part, peers - before, behind, 1, AccessMode::write});
+    }
+  }
+  emit(OpKind::all_gather, Lane::collective, layer, 0, peers, touched);
+  entry.gathered = true;
 }
 
-StepPlanner::UpdateWeights StepPlanner::locate_weights(uint32_t layer, uint32_t c) {
+StepPlanner::UpdateWeights StepPlanner::locate_weights(uint32_t layer, uint32_t c,
+                                                       const UpdatePass& pass) {
   const PageId id = layout_.weight(layer, c);
   const Tier tier = page(id).home;
   const bool on_device = updates_on_device(layer);
   const bool in_place =
       unified_ ? tier != Tier::nvme : tier == (on_device ? Tier::device : Tier::host);
   if (in_place) return {home(id), false};
-  if (unified_ || on_device) {
-    const RingEntry* held = find_ring(layer);
-    const RingEntry entry = held != nullptr ? *held : take_ring(layer);
-    return {in_ring(entry, layer, c), !ring_was_filled_};
+  if ((unified_ || on_device) && !pass.aside) {
+    return {in_ring(find_or_take_ring(layer), layer, c), !pass.in_ring};
   }
   return {stages_.next(), true};
 }
@@ -89,10 +109,10 @@ Location StepPlanner::fetch_gradient(uint32_t layer, uint32_t c, std::vector<Acc
 }
 
 void StepPlanner::plan_update(uint32_t layer, uint32_t c, std::optional<Access> gradient,
-                              bool for_compute) {
+                              const UpdatePass& pass) {
   const PageId w = layout_.weight(layer, c), o = layout_.optimizer(layer, c);
   const bool on_device = updates_on_device(layer);
-  const UpdateWeights weights = locate_weights(layer, c);
+  const UpdateWeights weights = locate_weights(layer, c, pass);
   std::vector<Access> reads;
   if (weights.fetch) fetch_weights(layer, c, weights.at, reads);
   const bool record = page(o).home == Tier::nvme && page(o).bytes > 0;
@@ -129,7 +149,7 @@ void StepPlanner::plan_update(uint32_t layer, uint32_t c, std::optional<Access> 
   }
   emit(OpKind::update, on_device ? Lane::compute : Lane::optimizer, layer, c,
        layout_.chunk(layer, c).parameters, touched);
-  write_back(layer, c, weights, state, for_compute);
+  write_back(layer, c, weights, state, pass);
 }
 
 void StepPlanner::fetch_weights(uint32_t layer, uint32_t c, Location at,
@@ -153,7 +173,7 @@ void StepPlanner::finish_fetch(uint32_t layer, uint32_t c, const UpdateWeights& 
 }
 
 void StepPlanner::write_back(uint32_t layer, uint32_t c, const UpdateWeights& weights,
-                             Location state, bool for_compute) {
+                             Location state, const UpdatePass& pass) {
   const PageId w = layout_.weight(layer, c), o = layout_.optimizer(layer, c);
   const bool on_device = updates_on_device(layer);
   Location source = weights.at;
@@ -165,12 +185,11 @@ void StepPlanner::write_back(uint32_t layer, uint32_t c, const UpdateWeights& we
   } else if (!unified_ && !on_device) {
     if (page(w).home == Tier::device) {
       copy(OpKind::copy_to_device, w, weights.at, home(w));
-    } else if (for_compute) {
-      const RingEntry* held = find_ring(layer);
-      const RingEntry entry = held != nullptr ? *held : take_ring(layer);
-      copy(OpKind::copy_to_device, w, weights.at, in_ring(entry, layer, c));
+    } else if (pass.for_compute) {
+      copy(OpKind::copy_to_device, w, weights.at, in_ring(find_or_take_ring(layer), layer, c));
     }
   }
+  if (!pass.writes) return;
   std::vector<Access> writes;
   if (page(w).home == Tier::nvme) writes.push_back(access(source, w, AccessMode::read));
   if (page(o).home == Tier::nvme && page(o).bytes > 0) {
@@ -179,25 +198,29 @@ void StepPlanner::write_back(uint32_t layer, uint32_t c, const UpdateWeights& we
   transfer(OpKind::write, layer, c, writes);
 }
 
-void StepPlanner::plan_pending_update(uint32_t layer, bool for_compute) {
+void StepPlanner::plan_pending_update(uint32_t layer, const UpdatePass& pass) {
   if (!trainable(layer)) return;
   const uint32_t chunks = layout_.chunk_count(layer);
-  begin_updates(layer);
   for (uint32_t c = 0; c < chunks; ++c) {
-    if (layout_.chunk(layer, c).trainable()) plan_update(layer, c, std::nullopt, for_compute);
+    if (layout_.chunk(layer, c).trainable()) plan_update(layer, c, std::nullopt, pass);
   }
-  if (!for_compute || !ringed(layer)) return;
+  if (!pass.for_compute || addresses_home(layer)) return;
   // The updates have handed their chunks to the ring; frozen ones join them there.
-  const RingEntry* entry = find_ring(layer);
-  CHECK(entry != nullptr);
+  const RingEntry& entry = find_or_take_ring(layer);
   for (uint32_t c = 0; c < chunks; ++c) {
-    if (!layout_.chunk(layer, c).trainable()) load_weight(layer, c, *entry);
+    if (!layout_.chunk(layer, c).trainable()) load_weight(layer, c, entry);
   }
+}
+
+void StepPlanner::plan_repeated_update(uint32_t layer, bool for_compute) {
+  // What the ring still holds since the forward are the new weights.
+  const bool fills = for_compute && find_ring(layer) == nullptr;
+  plan_pending_update(layer, {.for_compute = fills, .aside = !fills});
 }
 
 void StepPlanner::plan_flush(uint32_t layer) {
   if (!trainable(layer)) return;
-  plan_pending_update(layer, false);
+  plan_pending_update(layer, {});
   const OpId last{static_cast<uint32_t>(program_.ops.size()) - 1};
   end_layer(last);
   begin_layer();

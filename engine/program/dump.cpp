@@ -11,6 +11,7 @@ namespace {
 char page_letter(PageKind kind) {
   switch (kind) {
     case PageKind::weight: return 'W';
+    case PageKind::peer_weight: return 'P';
     case PageKind::optimizer: return 'O';
     case PageKind::gradient: return 'G';
     case PageKind::gradient_sum: return 'S';
@@ -23,6 +24,7 @@ char page_letter(PageKind kind) {
 const char* kind_name(PageKind kind) {
   switch (kind) {
     case PageKind::weight: return "weights";
+    case PageKind::peer_weight: return "other ranks' weights";
     case PageKind::optimizer: return "optimizer state";
     case PageKind::gradient: return "gradient";
     case PageKind::gradient_sum: return "gradient sum";
@@ -62,13 +64,20 @@ std::string dump_layout(const Layout& layout) {
       "device {} bytes, host {} bytes, nvme {} bytes\n",
       layout.model.layers.size(), layout.table.chunks.size(), layout.chunk_parameters,
       layout.prefetch_depth, layout.device_bytes, layout.host_bytes, layout.nvme_bytes);
+  const PlanOptions& o = layout.options;
+  if (o.ranks > 1) text += fmt::format("rank {} of {}\n", o.rank, o.ranks);
+  std::string twice;
+  for (uint32_t l = 0; l < layout.model.layers.size(); ++l) {
+    if (layout.updates_twice(l)) twice += fmt::format(" {}", l);
+  }
+  if (!twice.empty()) text += fmt::format("updated twice: layers{}\n", twice);
   for (size_t i = 0; i < layout.slots.size(); ++i) {
     const Slot& slot = layout.slots[i];
     text += fmt::format("s{} {} {} @{} {} bytes\n", i, slot.role, tier_name(slot.memory),
                         slot.offset, slot.bytes);
   }
   for (const Page& page : layout.pages) {
-    if (page.kind == PageKind::gradient_sum) continue;
+    if (page.kind == PageKind::gradient_sum || page.kind == PageKind::peer_weight) continue;
     text += fmt::format("{} {} {}", page_name(page), page.bytes, tier_name(page.home));
     text += page.home == Tier::nvme
                 ? fmt::format(" @{}\n", page.home_offset)

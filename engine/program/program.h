@@ -33,6 +33,8 @@ struct OpId {
 
 enum class PageKind : uint8_t {
   weight,               ///< a chunk's weights: bf16, or the float32 masters
+  peer_weight,          ///< the other ranks' weights of a layer, before or behind this rank's;
+                        ///< gathered, never stored
   optimizer,            ///< a chunk's [remainder int16 |] exp_avg | exp_avg_sq
   gradient,             ///< a chunk's gradient as it leaves the device
   gradient_sum,         ///< a layer's float32 accumulator; lives on the device only

@@ -1,57 +1,56 @@
 // Replays a Program symbolically: for every byte of every slot, which page it holds and who wrote
-// and read it. Shares nothing with the planner's scoreboard.
+// and read it (contents.h). Shares nothing with the planner's scoreboard.
 #include "engine/program/verify.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <vector>
 
 #include "engine/base/error.h"
+#include "engine/program/contents.h"
 #include "engine/program/dump.h"
 
 namespace overspill {
 namespace {
 
-struct Piece {
-  uint64_t end;
-  PageId page;
-  OpId writer;
-  std::vector<OpId> readers;
-  uint32_t version = 0;  ///< of the page, when it came here
-};
-
 bool moves_pages(OpKind kind) {
   return kind == OpKind::read || kind == OpKind::write || kind == OpKind::copy_to_device ||
-         kind == OpKind::copy_to_host;
+         kind == OpKind::copy_to_host || kind == OpKind::all_gather;
 }
+
+bool passes_micro_batch(OpKind kind) {
+  return kind == OpKind::forward || kind == OpKind::loss || kind == OpKind::score ||
+         kind == OpKind::backward;
+}
+
+constexpr size_t kKinds = static_cast<size_t>(OpKind::reduce_scatter) + 1;
 
 class Verifier {
  public:
   Verifier(const Program& program, const Layout& layout)
       : program_(program),
         layout_(layout),
-        order_(program),
-        slots_(layout.slots.size()),
-        nvme_(layout.pages.size()),
+        contents_(program, layout),
         newest_(layout.pages.size()),
         updated_(layout.pages.size()),
-        written_(layout.pages.size()) {}
+        written_(layout.pages.size()),
+        gradient_used_(layout.pages.size()),
+        may_be_old_(layout.pages.size()),
+        scattered_(layout.model.layers.size(), UINT32_MAX),
+        done_(kKinds, std::vector<uint32_t>(layout.model.layers.size())) {}
 
   void run() {
     check_layout();
     fill_homes();
     for (uint32_t i = 0; i < program_.ops.size(); ++i) check_op(OpId{i});
+    check_ops_done();
     check_results();
   }
 
  private:
   template <class... Args>
-  void require(bool condition, OpId op, fmt::format_string<Args...> text, Args&&... args) const {
-    if (condition) return;
-    const Op& o = program_.ops[op.value];
-    fail(ErrorCode::internal, "program verification: op {} ({} L{}.{}): {}", op.value,
-         op_name(o.kind), o.layer, o.index, fmt::format(text, std::forward<Args>(args)...));
+  [[noreturn]] void refuse(OpId op, fmt::format_string<Args...> text, Args&&... args) const {
+    refuse_op(program_, op, text, std::forward<Args>(args)...);
   }
 
   void check_layout() const {
@@ -78,44 +77,88 @@ class Verifier {
   void fill_homes() {
     for (uint32_t i = 0; i < layout_.pages.size(); ++i) {
       const Page& page = layout_.pages[i];
-      const bool stored = page.kind == PageKind::weight || page.kind == PageKind::optimizer ||
-                          (page.kind == PageKind::gradient && program_.kind.pending_update);
-      if (!stored || page.bytes == 0) continue;
-      if (page.home == Tier::nvme) {
-        nvme_[i] = {1, PageId{i}, OpId{}, {}, 0};
-      } else if (page.home_slot != SlotId{}) {
-        slots_[page.home_slot.value][page.home_offset] = {
-            page.home_offset + page.bytes, PageId{i}, OpId{}, {}, 0};
-      }
+      const bool state = page.kind == PageKind::weight || page.kind == PageKind::optimizer;
+      may_be_old_[i] = state && twice(page.layer);
+      const bool stored =
+          state || (page.kind == PageKind::gradient && program_.kind.pending_update);
+      if (stored && page.bytes > 0) contents_.store(PageId{i});
     }
+  }
+
+  /// Whether the step updates the layer in the forward and repeats that in the backward.
+  bool twice(uint32_t layer) const {
+    const StepKind& kind = program_.kind;
+    return kind.pending_update && kind.forward && kind.backward && layout_.updates_twice(layer);
   }
 
   void check_op(OpId id) {
     const Op& op = program_.ops[id.value];
     for (const OpId dep : program_.deps_of(op)) {
-      require(dep.value < id.value, id, "depends on a later op {}", dep.value);
+      if (dep.value >= id.value) refuse(id, "depends on a later op {}", dep.value);
     }
-    count_updates(op);
-    for (const Access& access : program_.accesses_of(op)) {
+    check_order(id, op);
+    const std::span<const Access> accesses = program_.accesses_of(op);
+    const bool repeats =
+        op.kind == OpKind::update && !accesses.empty() && updated_[accesses[0].page.value] > 0;
+    uint32_t moved = 0;  // the version that the last access found
+    for (const Access& access : accesses) {
       check_reach(id, op, access);
-      if (!moves_pages(op.kind) && access.mode != AccessMode::read) ++newest_[access.page.value];
+      if (op.kind == OpKind::read) moved = check_nvme_read(id, access.page);
       uint64_t offset = access.offset;
-      const uint64_t end = access.offset + access.bytes;
       for (uint32_t i = 0; i < access.page_count; ++i) {
         const PageId page{access.page.value + i};
         const uint64_t bytes = access.page_count == 1 ? access.bytes : layout_.page(page).bytes;
-        check_range(id, access, page, offset, offset + bytes);
+        const Contents::Range range{access.slot, page, offset, offset + bytes};
+        if (access.mode != AccessMode::write) {
+          moved = contents_.find(id, range);
+          check_version(id, op, access, page, moved, repeats);
+        }
+        if (access.mode == AccessMode::read) {
+          contents_.read(id, range);
+        } else {
+          contents_.write(id, range, version_made(op, page, moved, repeats));
+        }
         offset += bytes;
       }
-      require(offset == end, id, "an access covers {} bytes, its pages {}", access.bytes,
-              offset - access.offset);
-      if (op.kind == OpKind::read || op.kind == OpKind::write) check_nvme(id, op, access);
+      if (offset != access.offset + access.bytes) {
+        refuse(id, "an access covers {} bytes, its pages {}", access.bytes, offset - access.offset);
+      }
+      if (op.kind == OpKind::write) check_nvme_write(id, access, moved);
+    }
+    if (op.kind == OpKind::update) check_update(id, op);
+  }
+
+  /// Micro-batches pass a layer in order, so that its sums are added in order; what takes the sums
+  /// comes after all of them.
+  void check_order(OpId id, const Op& op) {
+    uint32_t& done = done_[static_cast<size_t>(op.kind)][op.layer];
+    if (passes_micro_batch(op.kind) && op.index != done) refuse(id, "micro-batch {} is next", done);
+    ++done;
+    const auto count = [&](OpKind kind) { return done_[static_cast<size_t>(kind)][op.layer]; };
+    const uint32_t sum = layout_.gradient_sum[op.layer].value;
+    const bool summed = count(OpKind::backward) == program_.kind.micro_batches ||
+                        count(OpKind::loss) == program_.kind.micro_batches;
+    switch (op.kind) {
+      case OpKind::reduce_scatter:
+        if (!summed) refuse(id, "gradients are not complete");
+        scattered_[op.layer] = newest_[sum] + 1;
+        break;
+      case OpKind::reduce_gradient:
+        if (!summed) refuse(id, "gradients are not complete");
+        if (layout_.options.ranks > 1 && scattered_[op.layer] != newest_[sum]) {
+          refuse(id, "gradients are not summed over the ranks");
+        }
+        break;
+      case OpKind::export_gradient:
+        if (count(OpKind::reduce_gradient) == 0) refuse(id, "gradients are not reduced");
+        break;
+      default: break;
     }
   }
 
   void check_reach(OpId id, const Op& op, const Access& access) const {
     const Slot& slot = layout_.slot(access.slot);
-    require(access.offset + access.bytes <= slot.bytes, id, "leaves slot {}", access.slot.value);
+    if (access.offset + access.bytes > slot.bytes) refuse(id, "leaves slot {}", access.slot.value);
     if (layout_.options.unified) return;
     const bool device = slot.memory == Tier::device;
     const bool written = access.mode != AccessMode::read;
@@ -123,103 +166,129 @@ class Verifier {
       case Lane::nvme_read:
       case Lane::nvme_write:
       case Lane::optimizer:
-        return require(!device, id, "touches device slot {}", access.slot.value);
-      case Lane::compute: return require(device, id, "touches host slot {}", access.slot.value);
-      case Lane::h2d: return require(device == written, id, "copies the wrong way");
-      case Lane::d2h: return require(device != written, id, "copies the wrong way");
-      case Lane::collective: return;
+        if (device) refuse(id, "touches device slot {}", access.slot.value);
+        return;
+      case Lane::compute:
+      case Lane::collective:
+        if (!device) refuse(id, "touches host slot {}", access.slot.value);
+        return;
+      case Lane::h2d:
+        if (device != written) refuse(id, "copies the wrong way");
+        return;
+      case Lane::d2h:
+        if (device == written) refuse(id, "copies the wrong way");
+        return;
     }
   }
 
-  void check_range(OpId id, const Access& access, PageId page, uint64_t begin, uint64_t end) {
-    std::map<uint64_t, Piece>& pieces = slots_[access.slot.value];
-    split(pieces, begin);
-    split(pieces, end);
-    const bool writes = access.mode != AccessMode::read;
-    uint64_t covered = begin;
-    for (auto it = pieces.lower_bound(begin); it != pieces.end() && it->first < end; ++it) {
-      Piece& piece = it->second;
-      if (access.mode != AccessMode::write) {
-        require(it->first == covered && piece.page == page, id,
-                "expects {} in slot {} at {}, finds {}", page_name(layout_.page(page)),
-                access.slot.value, it->first,
-                piece.page == PageId{} ? "nothing" : page_name(layout_.page(piece.page)));
-        // An update in place is itself one version ahead of what it finds.
-        const uint32_t made = makes_version(id, access) ? 1 : 0;
-        require(piece.version + made == newest_[page.value], id,
-                "finds an old version of {} in slot {}", page_name(layout_.page(page)),
-                access.slot.value);
-      }
-      covered = piece.end;
-      ordered(piece.writer, id, access.slot);
-      if (writes) {
-        for (const OpId reader : piece.readers) ordered(reader, id, access.slot);
-      } else {
-        piece.readers.push_back(id);
-      }
+  /// Everything takes the newest version; only the update that is repeated starts again from the
+  /// old one, which is moved to it.
+  void check_version(OpId id, const Op& op, const Access& access, PageId page, uint32_t found,
+                     bool repeats) {
+    uint32_t wanted = newest_[page.value];
+    const bool state = may_be_old_[page.value];
+    const bool transfers = moves_pages(op.kind) && op.kind != OpKind::all_gather;
+    if (transfers && state && found + 1 == wanted) return;
+    const bool gradient = layout_.page(page).kind == PageKind::gradient;
+    if (repeats) {
+      wanted = gradient ? gradient_used_[page.value] : wanted - 1;
+    } else if (op.kind == OpKind::update && gradient) {
+      gradient_used_[page.value] = found;
     }
-    if (access.mode != AccessMode::write) {
-      require(covered == end, id, "expects {} in slot {}, which holds {} of {} bytes of it",
-              page_name(layout_.page(page)), access.slot.value, covered - begin, end - begin);
-    }
-    if (!writes) return;
-    pieces.erase(pieces.lower_bound(begin), pieces.lower_bound(end));
-    pieces[begin] = {end, page, id, {}, newest_[page.value]};
+    if (found == wanted) return;
+    refuse(id, "finds version {} of {} in slot {}, not {}", found, page_name(layout_.page(page)),
+           access.slot.value, wanted);
   }
 
-  void check_nvme(OpId id, const Op& op, const Access& access) {
-    Piece& home = nvme_[access.page.value];
-    const std::string name = page_name(layout_.page(access.page));
-    require(layout_.page(access.page).home == Tier::nvme, id, "{} has no home on NVMe", name);
-    const SlotId none;
-    ordered(home.writer, id, none);
-    if (op.kind == OpKind::read) {
-      require(home.page == access.page, id, "reads {} before it was written", name);
-      require(home.version == newest_[access.page.value], id, "reads an old version of {}", name);
-      home.readers.push_back(id);
-      return;
+  /// The version that an access leaves: moved as it is, or a new one.
+  uint32_t version_made(const Op& op, PageId page, uint32_t moved, bool repeats) {
+    if (op.kind == OpKind::all_gather) return newest_[page.value];
+    if (moves_pages(op.kind)) return moved;
+    if (op.kind == OpKind::update) ++updated_[page.value];
+    if (repeats) return newest_[page.value];
+    // What was gathered before this rank's weights changed is old as well.
+    if (layout_.page(page).kind == PageKind::weight) age_peer_weights(op.layer);
+    return ++newest_[page.value];
+  }
+
+  void age_peer_weights(uint32_t layer) {
+    for (uint32_t i = 0; i < layout_.whole_weight_count(layer); ++i) {
+      const uint32_t page = layout_.first_whole_weight[layer].value + i;
+      if (layout_.pages[page].kind == PageKind::peer_weight) ++newest_[page];
     }
-    require(access.bytes == layout_.page(access.page).bytes, id, "writes only a part of {}", name);
-    for (const OpId reader : home.readers) ordered(reader, id, none);
-    home = {1, access.page, id, {}, newest_[access.page.value]};
+  }
+
+  void require_nvme(OpId id, PageId page) const {
+    if (layout_.page(page).home == Tier::nvme) return;
+    refuse(id, "{} has no home on NVMe", page_name(layout_.page(page)));
+  }
+
+  uint32_t check_nvme_read(OpId id, PageId page) {
+    require_nvme(id, page);
+    const uint32_t found = contents_.read_nvme(id, page), newest = newest_[page.value];
+    const bool to_repeat = may_be_old_[page.value] && found + 1 == newest;
+    if (found == newest || to_repeat) return found;
+    refuse(id, "reads an old version of {}", page_name(layout_.page(page)));
+  }
+
+  void check_nvme_write(OpId id, const Access& access, uint32_t version) {
+    require_nvme(id, access.page);
+    const Page& page = layout_.page(access.page);
+    if (access.bytes != page.bytes) refuse(id, "writes only a part of {}", page_name(page));
+    contents_.write_nvme(id, access.page, version);
     ++written_[access.page.value];
   }
 
-  /// Whether an access of a kernel leaves a new version of its page.
-  bool makes_version(OpId id, const Access& access) const {
-    return access.mode != AccessMode::read && !moves_pages(program_.ops[id.value].kind);
-  }
-
-  void count_updates(const Op& op) {
-    if (op.kind != OpKind::update) return;
+  /// The state that is read and the state that is written are one array.
+  void check_update(OpId id, const Op& op) const {
+    std::optional<Access> state;
     for (const Access& access : program_.accesses_of(op)) {
-      if (access.mode != AccessMode::read) ++updated_[access.page.value];
+      if (layout_.page(access.page).kind != PageKind::optimizer) continue;
+      if (state && (state->slot != access.slot || state->offset != access.offset)) {
+        refuse(id, "its state lies in two places");
+      }
+      state = access;
     }
   }
 
-  /// Whether a chunk holds a part of a trainable tensor; from the model, not from the chunk table.
-  bool trains(uint32_t layer, uint32_t chunk) const {
-    uint64_t begin = 0;
-    for (uint32_t c = 0; c < chunk; ++c) begin += weights_of(layer, c);
-    const uint64_t end = begin + weights_of(layer, chunk);
-    return std::ranges::any_of(layout_.model.layers[layer].tensors, [&](const LayerTensor& t) {
-      return t.trainable && t.offset < end && begin < t.offset + t.elements;
-    });
-  }
-  uint64_t weights_of(uint32_t layer, uint32_t chunk) const {
-    return layout_.page(layout_.weight(layer, chunk)).bytes / layout_.options.weight_bytes();
+  /// Every op that the step is made of was there.
+  void check_ops_done() const {
+    const StepKind& kind = program_.kind;
+    const ModelShape& model = layout_.model;
+    for (uint32_t l = 0; l < model.layers.size(); ++l) {
+      const bool head = l == model.head(), backward = kind.forward && kind.backward;
+      const auto expect = [&](OpKind op, bool there, uint32_t times) {
+        const uint32_t done = done_[static_cast<size_t>(op)][l];
+        if (done == (there ? times : 0)) return;
+        fail(ErrorCode::internal, "program verification: {} of layer {} is there {} times",
+             op_name(op), l, done);
+      };
+      const uint32_t mb = kind.micro_batches;
+      expect(OpKind::forward, kind.forward && !head, mb);
+      expect(OpKind::score, kind.forward && !kind.backward && head, mb);
+      expect(OpKind::loss, backward && head, mb);
+      expect(OpKind::backward, backward && !head && l >= model.lowest_trainable(), mb);
+      const bool sums = backward && model.layers[l].trainable();
+      expect(OpKind::reduce_gradient, sums, 1);
+      expect(OpKind::reduce_scatter, sums && layout_.options.ranks > 1, 1);
+    }
   }
 
-  /// The version at home, or none.
-  std::optional<uint32_t> version_at_home(uint32_t id) const {
-    const Page& page = layout_.pages[id];
-    if (page.home == Tier::nvme) {
-      return nvme_[id].page == PageId{id} ? std::optional(nvme_[id].version) : std::nullopt;
+  /// Per layer and chunk, whether it holds a part of a trainable tensor; from the model, not from
+  /// the chunk table.
+  std::vector<char> trainable_chunks(uint32_t layer) const {
+    std::vector<char> trains;
+    uint64_t begin = layout_.options.rank * layout_.shard(layer);
+    for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
+      const uint64_t end =
+          begin + layout_.page(layout_.weight(layer, c)).bytes / layout_.options.weight_bytes();
+      trains.push_back(
+          std::ranges::any_of(layout_.model.layers[layer].tensors, [&](const LayerTensor& t) {
+            return t.trainable && t.offset < end && begin < t.offset + t.elements;
+          }));
+      begin = end;
     }
-    const auto& pieces = slots_[page.home_slot.value];
-    const auto found = pieces.find(page.home_offset);
-    if (found == pieces.end() || found->second.page != PageId{id}) return std::nullopt;
-    return found->second.version;
+    return trains;
   }
 
   void check_results() const {
@@ -227,11 +296,15 @@ class Verifier {
     const bool in_backward = layout_.options.update == UpdateTiming::in_backward;
     const bool backward = kind.forward && kind.backward;
     const bool updates = kind.pending_update || (in_backward && backward);
+    std::vector<std::vector<char>> trains;
+    for (uint32_t l = 0; l < layout_.model.layers.size(); ++l) {
+      trains.push_back(trainable_chunks(l));
+    }
     for (uint32_t i = 0; i < layout_.pages.size(); ++i) {
       const Page& page = layout_.pages[i];
       const bool gradient = page.kind == PageKind::gradient;
       if (page.kind != PageKind::weight && page.kind != PageKind::optimizer && !gradient) continue;
-      const bool changes = trains(page.layer, page.index);
+      const bool changes = trains[page.layer][page.index];
       const auto hold = [&](bool condition, const char* what) {
         if (condition) return;
         fail(ErrorCode::internal, "program verification: {}: {}", page_name(page), what);
@@ -241,36 +314,25 @@ class Verifier {
       if (gradient) {
         hold(newest_[i] == (changes && backward ? 1u : 0u), "is not left by the backward once");
       } else if (page.bytes > 0) {
-        hold(updated_[i] == (changes && updates ? 1u : 0u), "is not updated once");
+        const uint32_t times = twice(page.layer) ? 2 : 1;
+        hold(updated_[i] == (changes && updates ? times : 0u), "has the wrong number of updates");
+        hold(newest_[i] == (changes && updates ? 1u : 0u), "has not one new version");
       }
       const bool kept = page.bytes > 0 && (!gradient || (backward && !in_backward));
-      hold(!kept || version_at_home(i) == newest_[i], "does not end in its newest version at home");
+      hold(!kept || contents_.version_at_home(PageId{i}) == newest_[i],
+           "does not end in its newest version at home");
     }
-  }
-
-  void ordered(OpId before, OpId after, SlotId slot) const {
-    if (!before.valid() || before == after) return;
-    require(order_.ordered(before, after), after, "races with op {} on slot {}", before.value,
-            static_cast<int32_t>(slot.value));
-  }
-
-  static void split(std::map<uint64_t, Piece>& pieces, uint64_t at) {
-    auto next = pieces.upper_bound(at);
-    if (next == pieces.begin()) return;
-    auto piece = std::prev(next);
-    if (piece->first == at || piece->second.end <= at) return;
-    Piece tail = piece->second;
-    piece->second.end = at;
-    pieces.emplace(at, std::move(tail));
   }
 
   const Program& program_;
   const Layout& layout_;
-  HappensBefore order_;
-  std::vector<std::map<uint64_t, Piece>> slots_;
-  std::vector<Piece> nvme_;
+  Contents contents_;
   std::vector<uint32_t> newest_;             ///< version of each page
   std::vector<uint32_t> updated_, written_;  ///< times each page was, by updates and to NVMe
+  std::vector<uint32_t> gradient_used_;      ///< the version that a page's update took
+  std::vector<char> may_be_old_;             ///< weights and state of layers updated twice
+  std::vector<uint32_t> scattered_;          ///< per layer: its sums' version over all ranks
+  std::vector<std::vector<uint32_t>> done_;  ///< ops by kind and layer
 };
 
 }  // namespace

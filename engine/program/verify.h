@@ -13,8 +13,11 @@ namespace overspill {
 /// - an op that reads a page finds that page there, whole and in its newest version, and its writer
 ///   has finished;
 /// - updates touch each chunk with a trainable tensor once, when the step has any, and their
-/// results
-///   end up at home; the backward leaves each such chunk's gradient, or updates it;
+///   results end up at home; where a layer is updated twice, the second update starts from what the
+///   first one started from; the backward leaves each such chunk's gradient, or updates it;
+/// - micro-batches pass each layer in order, and nothing takes a layer's gradients before all have;
+/// - with several ranks, compute finds weights gathered since they last changed, and gradients are
+///   reduced over the ranks once;
 /// - chunks without one are only read: no update, no gradient, no write;
 /// - slots do not overlap, and arenas and NVMe stay within their budgets.
 void verify_program(const Program& program, const Layout& layout);

@@ -154,7 +154,9 @@ void OpRunner::run_export(std::span<const Access> accesses, const Op& op) {
 }
 
 void OpRunner::run_update(const Program& program, const Op& op, StepContext& context) {
-  if (context.non_finite) return;
+  // A pending update is the last step's, whose numbers were finite, and must not be left half done.
+  const bool of_this_step = layout_.options.update == UpdateTiming::in_backward;
+  if (of_this_step && context.non_finite) return;
   const std::span<const Access> accesses = program.accesses_of(op);
   const Chunk& chunk = layout_.chunk(op.layer, op.index);
   // Weights, gradient, and last the state, which an optimizer without any does not have.

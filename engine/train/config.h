@@ -43,6 +43,7 @@ struct OffloadConfig {
   std::optional<uint32_t> prefetch_depth;    ///< layers loaded ahead; default 1
   std::optional<uint64_t> chunk_parameters;  ///< default: a 32nd of a block, 1 Mi to 4 Mi
   UpdateTiming update = UpdateTiming::next_forward;
+  bool update_twice = false;  ///< `update: twice`: in the next forward and again in its backward
   DeviceMode device = DeviceMode::unified;  ///< host device: `unified` or `discrete`
   IoOptions io;
   /// What `overspill bench nvme --profile` measured; rates of predictions, defaults of `io`.

@@ -20,6 +20,22 @@ ConfigKey placement(const char* name, Placement OffloadConfig::*member, const ch
                 {"host", text});
 }
 
+ConfigKey update_key() {
+  return {"offload.update",
+          "next_forward, twice or in_backward",
+          "next_forward",
+          "twice",
+          "When a layer is updated; twice: in the next forward, and written in its backward; "
+          "in_backward needs max_grad_norm: 0.",
+          [](const ConfigValue& value, TrainConfig& config) {
+            const std::vector<std::string> names = {"next_forward", "twice", "in_backward"};
+            const std::string& name = names[value_choice(value, names)];
+            config.offload.update_twice = name == "twice";
+            config.offload.update =
+                name == "in_backward" ? UpdateTiming::in_backward : UpdateTiming::next_forward;
+          }};
+}
+
 ConfigKey dataset_list(const char* name, bool evaluation, const Words& words) {
   return {name,
           "a list of mappings with path, type and split",
@@ -139,10 +155,7 @@ void add_offload_keys(Keys& keys) {
   keys.push_back({"offload.chunk_parameters", "a multiple of 4096 from 4096 to 1073741824, or auto",
                   "a 32nd of a block, within 1 Mi and 4 Mi; less for small layers", "1048576",
                   "Parameters of one page of optimizer state.", apply_chunk_parameters});
-  keys.push_back(choice(
-      "offload.update", field(&OffloadConfig::update),
-      {{"next_forward", UpdateTiming::next_forward}, {"in_backward", UpdateTiming::in_backward}},
-      {"next_forward", "When a layer is updated; in_backward needs max_grad_norm: 0."}));
+  keys.push_back(update_key());
   keys.push_back(choice("offload.device", field(&OffloadConfig::device),
                         {{"unified", DeviceMode::unified}, {"discrete", DeviceMode::discrete}},
                         {"discrete",

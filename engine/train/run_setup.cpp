@@ -96,6 +96,7 @@ PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, con
   o.prefetch_depth = offload.prefetch_depth;
   o.chunk_parameters = offload.chunk_parameters;
   o.update = offload.update;
+  if (offload.update_twice) o.update_twice.assign(llama.model().layers.size(), true);
   o.optimizer_settings = optimizer_settings(config);
   return o;
 }

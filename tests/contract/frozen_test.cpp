@@ -92,6 +92,18 @@ TEST_P(FrozenPlacement, NextForward) {
   expect_invariant(mode_config(kUpper, false), changes);
 }
 
+TEST_P(FrozenPlacement, UpdatedTwice) {
+  std::vector<Change> changes;
+  for (const Change& change : kPlacements) {
+    changes.push_back([=](TrainConfig& c) {
+      c.offload.update_twice = true;
+      change(c);
+    });
+  }
+  for (const bool tied : {false, true}) expect_invariant(mode_config(kScattered, tied), changes);
+  expect_invariant(mode_config(kUpper, false), changes);
+}
+
 TEST_P(FrozenPlacement, TiedEmbeddingFrozen) {
   expect_invariant(mode_config(kUpper, true), {kPlacements[0], kPlacements[5], kPlacements[9]});
 }

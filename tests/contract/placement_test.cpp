@@ -169,6 +169,41 @@ TEST_P(PlacementContract, UpdateTimingWithoutClipping) {
   }
 }
 
+TEST_P(PlacementContract, UpdatedTwice) {
+  const auto twice = [](const Change& change) {
+    return [=](TrainConfig& c) {
+      c.offload.update_twice = true;
+      change(c);
+    };
+  };
+  Variants variants;
+  for (uint32_t depth = 0; depth <= 4; ++depth) {
+    variants.emplace_back("prefetch_depth " + std::to_string(depth),
+                          twice([=](TrainConfig& c) { c.offload.prefetch_depth = depth; }));
+  }
+  for (const Placement tier : {Placement::device, Placement::host}) {
+    variants.emplace_back("gradients in memory",
+                          twice([=](TrainConfig& c) { c.offload.gradients = tier; }));
+    variants.emplace_back("weights in memory",  // updated once
+                          twice([=](TrainConfig& c) { c.offload.weights = tier; }));
+  }
+  variants.emplace_back("small chunks, saves between steps", twice([](TrainConfig& c) {
+                          c.offload.chunk_parameters = 4096;
+                          c.save_steps = 1;
+                        }));
+  variants.emplace_back("automatic", twice([](TrainConfig& c) {
+                          place_all(c, Placement::automatic);
+                          c.offload.device_memory = 2816 * kKiB;
+                          c.offload.host_memory = 512 * kKiB;
+                        }));
+  for (const bool tied : {false, true}) {
+    TrainConfig config = base(tied);
+    config.gradient_accumulation_steps = 3;
+    config.max_steps = 3;
+    expect_invariant(config, variants);
+  }
+}
+
 /// Micro-batches' activations pass through slots that hold fewer of them than there are.
 TEST_P(PlacementContract, ActivationsThroughTightSlots) {
   for (const uint32_t micro_batches : {1u, 4u}) {
@@ -232,6 +267,27 @@ TEST_F(PlacementOfModes, UnifiedEqualsDiscrete) {
     expect_same_results(unified, run_fresh(config));
     place_all(config, Placement::host);
     expect_same_results(unified, run_fresh(config));
+  }
+}
+
+/// The repeated update draws the same random bits and the same averages.
+TEST_F(PlacementOfModes, UpdatedTwiceWithEveryOptimizer) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::adamw, OptimizerKind::lion, OptimizerKind::sgd, OptimizerKind::adafactor}) {
+    for (const StateFormat state :
+         {StateFormat::float32, StateFormat::bfloat16, StateFormat::int8}) {
+      if (kind == OptimizerKind::adafactor && state != StateFormat::float32) continue;
+      TrainConfig config = tiny_config();
+      config.optimizer = kind;
+      config.optimizer_state = state;
+      config.learning_rate = 1e-3;
+      const FinishedRun reference = run_fresh(config);
+      config.offload.update_twice = true;
+      for (const DeviceMode device : {DeviceMode::unified, DeviceMode::discrete}) {
+        config.offload.device = device;
+        expect_same_results(reference, run_fresh(config));
+      }
+    }
   }
 }
 

@@ -103,6 +103,12 @@ TEST_F(ResumeContract, EveryStepFloat32) {
   expect_resumes(made);
 }
 
+TEST_F(ResumeContract, EveryStepUpdatedTwice) {
+  TrainConfig made = config();
+  made.offload.update_twice = true;
+  expect_resumes(made);
+}
+
 TEST_F(ResumeContract, EveryStepWithUpdatesInTheBackward) {
   for (const Precision precision : {Precision::bf16, Precision::float32}) {
     TrainConfig made = config();

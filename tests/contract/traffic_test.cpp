@@ -99,6 +99,42 @@ TEST_F(TrafficContract, StepsMoveTheDesignsBytes) {
   }
 }
 
+/// The backward reads a layer's state again instead of its weights alone, and writes as much as
+/// ever.
+TEST_F(TrafficContract, UpdatingTwiceReadsTheStateAgainAndWritesNothingMore) {
+  for (const DeviceMode device : {DeviceMode::unified, DeviceMode::discrete}) {
+    for (const uint32_t depth : {0u, 1u, 4u}) {
+      SCOPED_TRACE(depth);
+      TrainConfig made = config(device, depth);
+      made.offload.update_twice = true;
+      const FinishedRun run = run_fresh(made);
+      const std::vector<Json> steps = run.steps();
+      const uint64_t again = backward_reads(depth);
+      EXPECT_EQ(bytes(steps[0], "nvme_read"), 2 * all_ + again) << "nothing to update yet";
+      // Weights 2, remainder 2 and gradient 2, both times; then the moments' 8 as well. Layers that
+      // the ring still holds pass their old weights by it.
+      EXPECT_EQ(bytes(steps[1], "nvme_read"), (6 + 6) * all_);
+      EXPECT_EQ(bytes(steps[2], "nvme_read"), (14 + 14) * all_);
+      EXPECT_EQ(bytes(steps[1], "nvme_write"), 14 * all_);
+      EXPECT_EQ(bytes(steps[2], "nvme_write"), 14 * all_);
+      const bool discrete = device == DeviceMode::discrete;
+      EXPECT_EQ(bytes(steps[2], "h2d"), discrete ? 2 * all_ + again : 0);
+      EXPECT_EQ(bytes(steps[2], "d2h"), discrete ? 2 * all_ : 0);
+      EXPECT_EQ(bytes(run.final(), "nvme_read"), (2 + 12 + 28 + 14) * all_ + again) << "one flush";
+      EXPECT_EQ(bytes(run.final(), "nvme_write"), (2 + 14 + 14 + 12) * all_);
+    }
+  }
+}
+
+TEST_F(TrafficContract, UpdatingTwiceWithGradientsInMemory) {
+  TrainConfig made = config();
+  made.offload.update_twice = true;
+  made.offload.gradients = Placement::host;
+  const FinishedRun run = run_fresh(made);
+  EXPECT_EQ(bytes(run.steps()[2], "nvme_read"), (12 + 12) * all_);
+  EXPECT_EQ(bytes(run.steps()[2], "nvme_write"), 12 * all_);
+}
+
 TEST_F(TrafficContract, AccumulationMovesNothingMore) {
   std::vector<std::vector<Json>> runs;
   for (const uint32_t micro_batches : {1u, 3u, 8u}) {

@@ -177,6 +177,10 @@ TEST_F(NonFinite, TrainingGoesOnAfterABadBatch) {
     other.offload.device = DeviceMode::discrete;
     other.offload.prefetch_depth = 3;
     expect_same_results(reference, run_fresh(other));
+    // The bad loss comes between the two updates, which are of the good step before it.
+    other.offload.update_twice = true;
+    expect_same_results(reference, run_fresh(other));
+    other.offload.update_twice = false;
     update_in_backward(other);
     expect_same_results(reference, run_fresh(other));
     other = config;

@@ -1,0 +1,76 @@
+// What the verifier knows of every byte of every slot and of the pages on NVMe while it replays a
+// Program: which page lies there, in which version, and who wrote and read it. Refuses what would
+// race. Internal to engine/program.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <array>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "engine/base/error.h"
+#include "engine/plan/layout.h"
+#include "engine/program/program.h"
+
+namespace overspill {
+
+/// Throws Error(internal) naming the op.
+template <class... Args>
+[[noreturn]] void refuse_op(const Program& program, OpId id, fmt::format_string<Args...> text,
+                            Args&&... args) {
+  const Op& op = program.ops[id.value];
+  fail(ErrorCode::internal, "program verification: op {} ({} L{}.{}): {}", id.value,
+       op_name(op.kind), op.layer, op.index, fmt::format(text, std::forward<Args>(args)...));
+}
+
+class Contents {
+ public:
+  /// A part of a slot that should hold a page.
+  struct Range {
+    SlotId slot;
+    PageId page;
+    uint64_t begin, end;
+  };
+
+  Contents(const Program& program, const Layout& layout);
+
+  /// The page lies at its home in version 0.
+  void store(PageId id);
+
+  /// The version of the page that the whole range holds, its writer having finished; refuses
+  /// anything else.
+  uint32_t find(OpId op, const Range& range) const;
+  void read(OpId op, const Range& range);
+  void write(OpId op, const Range& range, uint32_t version);
+
+  /// The same at the page's home on NVMe.
+  uint32_t read_nvme(OpId op, PageId id);
+  void write_nvme(OpId op, PageId id, uint32_t version);
+
+  /// The version at the page's home, or none.
+  std::optional<uint32_t> version_at_home(PageId id) const;
+
+ private:
+  struct Piece {
+    uint64_t end;
+    PageId page;
+    OpId writer;
+    std::array<OpId, kLanes> readers;  ///< the newest of each lane: lanes are FIFO
+    uint32_t version = 0;
+  };
+  using Pieces = std::map<uint64_t, Piece>;  ///< by first byte, disjoint
+
+  static void split(Pieces& pieces, uint64_t at);
+  void require_order(OpId before, OpId after, SlotId slot) const;
+  void require_free(const Piece& piece, OpId op, SlotId slot) const;
+
+  const Program& program_;
+  const Layout& layout_;
+  HappensBefore order_;
+  std::vector<Pieces> slots_;
+  std::vector<Piece> nvme_;
+};
+
+}  // namespace overspill

@@ -182,8 +182,9 @@ CpuPlan plan_cpus(const Machine& machine, const CpuPlanOptions& options) {
          options.local_ranks, cores, machine.core_list.size());
   }
   CpuPlan plan;
-  for (const NodeCores& share :
-       rank_share(std::move(nodes), options.local_rank, options.local_ranks)) {
+  const std::vector<NodeCores> shares =
+      rank_share(std::move(nodes), options.local_rank, options.local_ranks);
+  for (const NodeCores& share : shares) {
     plan.nodes.push_back(assign(share));
   }
   plan.pinned = needs_pinning(plan, options.local_ranks);

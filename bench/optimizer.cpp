@@ -13,14 +13,11 @@
 #include <string>
 #include <vector>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "engine/base/dtype.h"
 #include "engine/base/parallel.h"
 #include "engine/base/random.h"
 #include "engine/base/simd.h"
+#include "engine/bench/triad.h"
 #include "optim/optimizer.h"
 
 namespace overspill {
@@ -55,32 +52,6 @@ void fill_bf16(std::byte* array, uint64_t count, uint64_t key, float size) {
     for (uint64_t i = begin; i < end; ++i) values[i] = float_to_bf16(random_value(key, i, size));
   });
 }
-
-/// STREAM's triad with stores that bypass the caches, so that no line is read before it is written.
-#if defined(__x86_64__)
-__attribute__((target("avx512f"))) void triad_avx512(float* a, const float* b, const float* c,
-                                                     uint64_t begin, uint64_t end) {
-  const __m512 scalar = _mm512_set1_ps(3.0f);
-  for (uint64_t i = begin; i < end; i += 16) {
-    _mm512_stream_ps(a + i, _mm512_load_ps(b + i) + scalar * _mm512_load_ps(c + i));
-  }
-}
-void triad_sse2(float* a, const float* b, const float* c, uint64_t begin, uint64_t end) {
-  const __m128 scalar = _mm_set1_ps(3.0f);
-  for (uint64_t i = begin; i < end; i += 4) {
-    _mm_stream_ps(a + i, _mm_load_ps(b + i) + scalar * _mm_load_ps(c + i));
-  }
-}
-void triad(float* a, const float* b, const float* c, uint64_t begin, uint64_t end) {
-  static const bool wide = __builtin_cpu_supports("avx512f");
-  wide ? triad_avx512(a, b, c, begin, end) : triad_sse2(a, b, c, begin, end);
-  _mm_sfence();
-}
-#else
-void triad(float* a, const float* b, const float* c, uint64_t begin, uint64_t end) {
-  for (uint64_t i = begin; i < end; ++i) a[i] = b[i] + 3.0f * c[i];
-}
-#endif
 
 struct PlainStep {
   float decay, beta2, one_minus_beta1, one_minus_beta2, step_size, inverse_sqrt_bias2, epsilon;
@@ -118,10 +89,7 @@ Entry triad_entry(uint64_t size) {
   float *a = floats(size), *b = floats(size), *c = floats(size);
   fill(b, size, 1, 1.0f);
   fill(c, size, 2, 1.0f);
-  return {"STREAM triad", 12, [=] {
-            parallel_blocks(size, kTask,
-                            [=](uint64_t begin, uint64_t end) { triad(a, b, c, begin, end); });
-          }};
+  return {"STREAM triad", 12, [=] { triad(a, b, c, size); }};
 }
 
 std::vector<Entry> plain_entries(uint64_t size) {

@@ -1,27 +1,22 @@
-// Parses the command, shows progress on stderr and the table on stdout, and writes the files asked
-// for. Ctrl-C and SIGTERM end the benchmark after the transfer under way; its files have no names.
+// Parses the command and runs the benchmarks. Ctrl-C and SIGTERM end them after the measurement
+// under way; files on drives have no names, and nothing is written.
 #include "bindings/cli/bench_command.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <atomic>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 
+#include "bindings/cli/bench_output.h"
+#include "bindings/cli/bench_session.h"
 #include "engine/base/error.h"
-#include "engine/base/fd.h"
-#include "engine/base/units.h"
-#include "engine/bench/nvme_benchmark.h"
-#include "engine/bench/nvme_report.h"
-#include "engine/plan/profile_file.h"
 
 namespace overspill {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kNvmeExamples =
     "\nWrites a file of --size per path (the names are removed at once, so nothing stays behind),\n"
     "measures every path alone, then all together. A full sweep takes about 2 minutes per path.\n"
     "\nExamples:\n"
@@ -32,6 +27,15 @@ constexpr const char* kExamples =
     "  overspill bench nvme --path /mnt/nvme0 --quick\n"
     "  overspill bench nvme --path /mnt/nvme0 --block-size 1MiB,2MiB --queue-depth 2,8,32\n";
 
+constexpr const char* kAllExamples =
+    "\nExamples:\n"
+    "  overspill bench all --path /mnt/nvme0 --path /mnt/nvme1 --profile this-machine.yaml\n"
+    "  overspill bench all --quick --html this-machine.html\n";
+
+constexpr const char* kProfileHelp =
+    "Hardware profile (YAML) to write, or to fill in where it exists: what this does not measure "
+    "stays";
+
 std::atomic<bool> stop_requested{false};
 
 extern "C" void stop_bench(int signal) {
@@ -39,85 +43,63 @@ extern "C" void stop_bench(int signal) {
   std::signal(signal, SIG_DFL);  // a second one ends the process at once
 }
 
-/// A line rewritten in place on a terminal, plain lines otherwise; on stderr.
-class BenchProgressLine {
- public:
-  ~BenchProgressLine() {
-    if (open_) fmt::print(stderr, "\n");
-  }
-  void show(size_t done, size_t total, const std::string& text) {
-    if (!terminal_) {
-      fmt::print(stderr, "[{}/{}] {}\n", done, total, text);
-      return;
-    }
-    fmt::print(stderr, "\r\x1b[K[{}/{}{}] {}", done, total, left(done, total), text);
-    std::fflush(stderr);
-    open_ = true;
-  }
-
- private:
-  std::string left(size_t done, size_t total) const {
-    if (done == 0) return "";
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
-    const auto rest = static_cast<double>(total - done) / static_cast<double>(done);
-    return fmt::format(", {} left", format_seconds(passed.count() * rest));
-  }
-
-  const bool terminal_ = ::isatty(STDERR_FILENO) == 1;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  bool open_ = false;
-};
-
-/// Before minutes of measuring: a result that could not be written would be lost.
-void check_output(const std::filesystem::path& path, const char* option) {
-  if (path.empty()) return;
-  const auto parent = std::filesystem::absolute(path).parent_path();
-  if (std::filesystem::is_directory(path) || ::access(parent.c_str(), W_OK | X_OK) != 0) {
-    fail(ErrorCode::invalid_config, "{} {}: cannot be written; name a file in a directory that can",
-         option, path.string());
-  }
+void add_drive_options(CLI::App& command, BenchArguments& arguments, bool required) {
+  command.add_option("--path", arguments.paths, "Directory on a drive; give it once per drive")
+      ->required(required)
+      ->allow_extra_args(true);
+  command.add_option("--size", arguments.size, "Size of the file on each path (default: 4GiB)");
+  command
+      .add_option("--block-size", arguments.block_sizes,
+                  "Request sizes (default: 256KiB,1MiB,4MiB,16MiB)")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command
+      .add_option("--queue-depth", arguments.depths,
+                  "Requests in flight per drive (default: 1,4,16,64)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Range(1, 1024));
+  command.add_option("--backend", arguments.backend, "auto, io_uring, libaio or threads")
+      ->check(CLI::IsMember({"auto", "io_uring", "libaio", "threads"}));
 }
 
-IoBackend parse_backend(const std::string& name) {
-  return name == "io_uring"  ? IoBackend::io_uring
-         : name == "libaio"  ? IoBackend::libaio
-         : name == "threads" ? IoBackend::threads
-                             : IoBackend::automatic;
+void add_copy_options(CLI::App& command, BenchArguments& arguments) {
+  command
+      .add_option("--copy-size", arguments.copy_sizes,
+                  "Sizes of copies (default: 64KiB to 256MiB in steps of four)")
+      ->delimiter(',')
+      ->allow_extra_args(false);
 }
 
-NvmeBenchOptions bench_options(const BenchArguments& arguments) {
-  NvmeBenchOptions options;
-  options.paths = arguments.paths;
-  options.backend = parse_backend(arguments.backend);
-  options.verify = arguments.verify;
-  if (arguments.quick) {
-    options.bytes_per_path = kGiB;
-    options.seconds_per_point = 0.5;
-    options.block_sizes = {kMiB, 4 * kMiB};
-    options.depths = {1, 4, 16};
-    options.sequential = false;
-  }
-  if (!arguments.size.empty()) options.bytes_per_path = parse_bytes(arguments.size);
-  if (arguments.seconds > 0) options.seconds_per_point = arguments.seconds;
-  if (!arguments.depths.empty()) options.depths = arguments.depths;
-  if (!arguments.block_sizes.empty()) options.block_sizes.clear();
-  for (const std::string& text : arguments.block_sizes) {
-    options.block_sizes.push_back(parse_bytes(text));
-  }
-  return options;
+void add_compute_options(CLI::App& command, BenchArguments& arguments) {
+  command
+      .add_option("--hidden-size", arguments.hidden_sizes,
+                  "Hidden sizes, multiples of 256 (default: 256,512,1024,2048)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Range(256, 65536));
+  command
+      .add_option("--tokens", arguments.tokens, "Tokens of a micro-batch (default: 64,256,1024)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Range(1, 1 << 20));
+  command.add_option("--vocabulary", arguments.vocabulary, "Of the head (default: 32000)")
+      ->check(CLI::Range(16, 1 << 20));
 }
 
-void write_outputs(const BenchArguments& arguments, const NvmeBenchReport& report) {
-  if (!arguments.json.empty()) write_text_file(arguments.json, bench_json(report));
-  if (!arguments.html.empty()) write_text_file(arguments.html, bench_html(report));
-  if (arguments.profile.empty()) return;
-  HardwareProfile profile;
-  profile.drives = to_profile(report);
-  save_profile(arguments.profile, profile,
-               fmt::format("Measured by `overspill bench nvme` on {}: {}", report.started,
-                           report.targets.back().name));
-  fmt::print("profile        {} (offload.hardware_profile of a training file)\n",
-             arguments.profile.string());
+void add_memory_option(CLI::App& command, BenchArguments& arguments) {
+  command.add_option("--memory", arguments.memory,
+                     "Memory that measurements cycle through (default: 512MiB, or twice the "
+                     "caches)");
+}
+
+void add_common_options(CLI::App& command, BenchArguments& arguments) {
+  command.add_option("--seconds", arguments.seconds, "Seconds per point")
+      ->check(CLI::Range(0.001, 3600.0));
+  command.add_flag("--quick", arguments.quick, "Fewer points and less time each: a first look");
+  command.add_option("--json", arguments.json, "Write all results as JSON");
+  command.add_option("--html", arguments.html, "Write a page with plots (one file, works offline)");
+  command.add_option("--profile", arguments.profile, kProfileHelp);
 }
 
 }  // namespace
@@ -125,55 +107,43 @@ void write_outputs(const BenchArguments& arguments, const NvmeBenchReport& repor
 CLI::App* add_bench_command(CLI::App& app, BenchArguments& arguments) {
   CLI::App* bench = app.add_subcommand("bench", "Measure this machine as training uses it");
   bench->require_subcommand(1);
-  CLI::App* nvme = bench->add_subcommand(
-      "nvme", "Reads, writes and both at once, and the settings that suit the drives");
-  nvme->add_option("--path", arguments.paths, "Directory on a drive; give it once per drive")
-      ->required()
-      ->allow_extra_args(true);
-  nvme->add_option("--size", arguments.size, "Size of the file on each path (default: 4GiB)");
-  nvme->add_option("--seconds", arguments.seconds, "Seconds per point (default: 2)")
-      ->check(CLI::Range(0.01, 3600.0));
-  nvme->add_option("--block-size", arguments.block_sizes,
-                   "Request sizes (default: 256KiB,1MiB,4MiB,16MiB)")
-      ->delimiter(',')
-      ->allow_extra_args(false);
-  nvme->add_option("--queue-depth", arguments.depths,
-                   "Requests in flight per drive (default: 1,4,16,64)")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(CLI::Range(1, 1024));
-  nvme->add_option("--backend", arguments.backend, "auto, io_uring, libaio or threads")
-      ->check(CLI::IsMember({"auto", "io_uring", "libaio", "threads"}));
+  const auto add = [&](const char* name, const char* help) {
+    CLI::App* command = bench->add_subcommand(name, help);
+    command->parse_complete_callback([&arguments, name] { arguments.benchmark = name; });
+    add_common_options(*command, arguments);
+    return command;
+  };
+  CLI::App* nvme =
+      add("nvme", "Reads, writes and both at once, and the settings that suit the drives");
+  add_drive_options(*nvme, arguments, /*required=*/true);
   nvme->add_flag("--verify", arguments.verify, "With checksums, as training has them by default");
-  nvme->add_flag("--quick", arguments.quick, "Few points, 1GiB, half a second each: a first look");
-  nvme->add_option("--json", arguments.json, "Write all results as JSON");
-  nvme->add_option("--html", arguments.html, "Write a page with plots (one file, works offline)");
-  nvme->add_option("--profile", arguments.profile,
-                   "Write a hardware profile (YAML) for offload.hardware_profile");
-  nvme->footer(kExamples);
+  nvme->footer(kNvmeExamples);
+  CLI::App* copy = add("copy", "Copies between host and devices, and the host memory's bandwidth");
+  add_copy_options(*copy, arguments);
+  CLI::App* optimizer = add("optimizer", "Updates of every rule, and of gradients");
+  CLI::App* compute = add("compute", "Forward, backward and loss of Llama layers, by their sizes");
+  add_compute_options(*compute, arguments);
+  add("collective", "Exchanges between ranks (there are none with one)");
+  CLI::App* all = add("all", "All of these, and what they cost each other; drives need --path");
+  add_drive_options(*all, arguments, /*required=*/false);
+  add_copy_options(*all, arguments);
+  add_compute_options(*all, arguments);
+  all->footer(kAllExamples);
+  for (CLI::App* command : {copy, optimizer, compute, all}) add_memory_option(*command, arguments);
   return bench;
 }
 
 int run_bench(const BenchArguments& arguments) {
-  const NvmeBenchOptions options = bench_options(arguments);
-  check_output(arguments.json, "--json");
-  check_output(arguments.html, "--html");
-  check_output(arguments.profile, "--profile");
+  check_outputs(arguments);
   std::signal(SIGINT, stop_bench);
   std::signal(SIGTERM, stop_bench);
-  NvmeBenchReport report;
   try {
-    BenchProgressLine line;
-    report = run_nvme_benchmark(
-        options, stop_requested,
-        [&](size_t done, size_t total, const std::string& text) { line.show(done, total, text); });
+    BenchSession(arguments, stop_requested).run();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::cancelled) throw;
     fmt::print(stderr, "overspill: {}\n", error.what());
     return 130;
   }
-  fmt::print("{}", bench_text(report));
-  write_outputs(arguments, report);
   return 0;
 }
 

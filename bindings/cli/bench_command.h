@@ -1,4 +1,4 @@
-// `overspill bench nvme`: measures drives as training uses them and recommends settings.
+// `overspill bench`: measures this machine as training uses it, and fills in a hardware profile.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,19 @@ class App;
 namespace overspill {
 
 struct BenchArguments {
-  std::vector<std::filesystem::path> paths;
+  std::string benchmark;  ///< "nvme", "copy", "optimizer", "compute", "collective" or "all"
+  bool quick = false;
+  double seconds = 0;  ///< per point; 0: the default
+  std::filesystem::path json, html, profile;
+  std::string memory;                        ///< that measurements in memory cycle through
+  std::vector<std::filesystem::path> paths;  ///< of drives
   std::string size, backend = "auto";
-  double seconds = 0;  ///< 0: the default
   std::vector<std::string> block_sizes;
   std::vector<uint32_t> depths;
-  bool quick = false, verify = false;
-  std::filesystem::path json, html, profile;
+  bool verify = false;
+  std::vector<std::string> copy_sizes;
+  std::vector<uint32_t> hidden_sizes, tokens;
+  uint32_t vocabulary = 0;  ///< 0: the default
 };
 
 /// Adds `bench` with its sub-subcommands; parsing fills `arguments`, which must outlive `app`.

@@ -2,18 +2,16 @@
 // two rounds, each in a random order of its own, and a point's rate is that of both rounds.
 #include "engine/bench/nvme_benchmark.h"
 
-#include <fmt/chrono.h>
-#include <sys/utsname.h>
+#include <fmt/format.h>
 
 #include <algorithm>
-#include <ctime>
 #include <map>
 #include <memory>
 #include <optional>
 
 #include "engine/base/error.h"
-#include "engine/base/random.h"
 #include "engine/base/thread.h"
+#include "engine/bench/bench_host.h"
 #include "engine/bench/drive_runner.h"
 #include "offload/numa_binding.h"
 #include "offload/topology.h"
@@ -27,13 +25,6 @@ constexpr uint64_t kRecordBytes = 48 * kMiB;  // of a chunk of 4 Mi parameters
 constexpr uint32_t kPagesInMemory = 4;        // of each side
 constexpr uint32_t kRounds = 2;
 constexpr uint64_t kFirstStripe = 4 * kMiB;
-
-std::vector<BenchPoint> shuffled(std::vector<BenchPoint> points, uint64_t seed) {
-  for (size_t i = points.size(); i > 1; --i) {
-    std::swap(points[i - 1], points[random_below(seed, i, i)]);
-  }
-  return points;
-}
 
 std::string describe(const BenchPoint& point, const BenchRates& rates) {
   const std::string block = format_bytes(point.block_bytes);
@@ -57,8 +48,9 @@ class Sweep {
 
  private:
   std::unique_ptr<DriveRunner> make_runner(const std::vector<fs::path>& paths, uint64_t stripe,
-                                           TargetResult& target);
+                                           bool verify, TargetResult& target);
   void run_points(DriveRunner& runner, const std::vector<BenchPoint>& points, TargetResult& target);
+  void measure_checksums(TargetResult& target);
   void compare_nodes(DriveRunner& runner, TargetResult& target);
   void report(const TargetResult& target, const std::string& text);
 
@@ -104,11 +96,12 @@ void Sweep::report(const TargetResult& target, const std::string& text) {
 }
 
 std::unique_ptr<DriveRunner> Sweep::make_runner(const std::vector<fs::path>& paths, uint64_t stripe,
-                                                TargetResult& target) {
+                                                bool verify, TargetResult& target) {
   report(target, "writing files");
   const DriveRunner::Options made{.directories = paths,
                                   .bytes_per_drive = options_.bytes_per_path,
                                   .stripe_bytes = std::min(stripe, buffers_->page_bytes),
+                                  .verify = verify,
                                   .io = {.backend = options_.backend, .wrap = {}},
                                   .stop = &stop_};
   auto runner = std::make_unique<DriveRunner>(made, *buffers_);
@@ -132,11 +125,28 @@ void Sweep::run_points(DriveRunner& runner, const std::vector<BenchPoint>& point
       sum.read += rates.read / kRounds;
       sum.write += rates.write / kRounds;
       sum.cpu_seconds_per_gb += rates.cpu_seconds_per_gb / kRounds;
+      sum.lane_cpu_seconds_per_gb += rates.lane_cpu_seconds_per_gb / kRounds;
       ++done_;
       report(target, describe(point, rates));
     }
   }
   target.results.insert(target.results.end(), results.begin(), results.end());
+}
+
+/// What a lane's thread costs at the recommended settings with checksums, which training has by
+/// default.
+void Sweep::measure_checksums(TargetResult& target) {
+  const Recommendation& best = target.best;
+  const BenchPoint point{.traffic = Traffic::mixed,
+                         .order = PageOrder::random,
+                         .block_bytes = best.block_bytes,
+                         .read_depth = best.mixed_read_depth,
+                         .write_depth = best.mixed_write_depth};
+  const auto runner = make_runner(target.paths, best.block_bytes, /*verify=*/true, target);
+  const BenchRates rates = runner->run(point, {.seconds = options_.seconds_per_point});
+  target.checksum_cpu_seconds_per_gb = rates.lane_cpu_seconds_per_gb;
+  report(target, fmt::format("with checksums: {:.3f} s of a lane's thread per GB",
+                             rates.lane_cpu_seconds_per_gb));
 }
 
 /// Reads and writes at the recommended settings from every NUMA node in turn.
@@ -181,7 +191,7 @@ TargetResult Sweep::measure(const std::string& name, const std::vector<fs::path>
   std::unique_ptr<DriveRunner> runner;
   const bool one_layout = paths.size() == 1 && !options_.verify;
   if (one_layout) {
-    runner = make_runner(paths, kFirstStripe, target);
+    runner = make_runner(paths, kFirstStripe, options_.verify, target);
     run_points(*runner, points, target);
   } else {
     // A block is a stripe and has one checksum, as in training, so each size has files of its own.
@@ -189,33 +199,23 @@ TargetResult Sweep::measure(const std::string& name, const std::vector<fs::path>
     for (const BenchPoint& point : points) by_block[point.block_bytes].push_back(point);
     for (const auto& [block, of_block] : by_block) {
       runner.reset();
-      runner = make_runner(paths, block, target);
+      runner = make_runner(paths, block, options_.verify, target);
       run_points(*runner, of_block, target);
     }
   }
   target.best = recommend_alone(target.results);
   if (!one_layout) {
     runner.reset();
-    runner = make_runner(paths, target.best.block_bytes, target);
+    runner = make_runner(paths, target.best.block_bytes, options_.verify, target);
   }
   const std::vector<BenchPoint> mixed = mixed_points(grid_, target.best.block_bytes);
   total_ -= kRounds * (most_mixed_ - mixed.size());
   run_points(*runner, mixed, target);
   recommend_mixed(target.results, target.best);
   compare_nodes(*runner, target);
+  runner.reset();
+  if (paths.size() == options_.paths.size()) measure_checksums(target);
   return target;
-}
-
-void describe_host(NvmeBenchReport& report) {
-  utsname name{};
-  if (::uname(&name) == 0) report.kernel = fmt::format("{} {}", name.sysname, name.release);
-  const Machine machine = read_machine();
-  report.machine = fmt::format("{}, {} cores", machine.cpu_model, machine.cores);
-  const std::time_t now = std::time(nullptr);
-  report.started = fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", fmt::gmtime(now));
-  if (machine.numa_nodes.size() < 2) {
-    report.notes.push_back("one NUMA node: local and remote memory cannot be compared here");
-  }
 }
 
 }  // namespace
@@ -237,8 +237,16 @@ NvmeBenchReport run_nvme_benchmark(const NvmeBenchOptions& options, const std::a
     fail(ErrorCode::invalid_config, "--block-size {} is no multiple of {}", block, kIoAlignment);
   }
   check_bench_paths(options.paths, options.bytes_per_path, options.disk_space);
-  NvmeBenchReport report;
-  describe_host(report);
+  const Machine machine = read_machine();
+  const BenchHost host = describe_bench_host(machine);
+  NvmeBenchReport report{.machine = host.machine,
+                         .kernel = host.kernel,
+                         .started = host.started,
+                         .targets = {},
+                         .notes = {}};
+  if (machine.numa_nodes.size() < 2) {
+    report.notes.push_back("one NUMA node: local and remote memory cannot be compared here");
+  }
   report.page_bytes = bench_page_bytes(options.bytes_per_path);
   report.seconds_per_point = options.seconds_per_point;
   Sweep sweep(options, stop, progress);

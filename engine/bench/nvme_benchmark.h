@@ -4,12 +4,12 @@
 
 #include <atomic>
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "engine/base/units.h"
 #include "engine/bench/bench_files.h"
+#include "engine/bench/bench_rounds.h"
 #include "engine/bench/nvme_sweep.h"
 #include "nvme/async_io.h"
 
@@ -26,9 +26,6 @@ struct NvmeBenchOptions {
   IoBackend backend = IoBackend::automatic;
   DiskSpaceReader disk_space = read_disk_space;
 };
-
-/// One line per measured point: how many are done of how many, and what this one gave.
-using BenchProgress = std::function<void(size_t done, size_t total, const std::string& text)>;
 
 /// Throws Error when a path is refused, options leave nothing to measure, a drive fails, or `stop`
 /// was set (ErrorCode::cancelled).

@@ -5,28 +5,12 @@
 #include <set>
 
 #include "engine/base/units.h"
+#include "engine/bench/html_page.h"
 #include "engine/bench/nvme_report.h"
 #include "engine/bench/svg_plot.h"
 
 namespace overspill {
 namespace {
-
-constexpr const char* kHead =
-    "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-    "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-    "<title>Overspill: drives</title>\n<style>\n"
-    "body{font:15px/1.5 system-ui,sans-serif;color:#222;background:#fff;max-width:1440px;"
-    "margin:2em auto;padding:0 1em}\n"
-    "h1{font-size:1.5em}h2{font-size:1.2em;margin-top:2em;border-bottom:1px solid #ddd;"
-    "overflow-wrap:anywhere}\n"
-    ".plots{display:flex;flex-wrap:wrap;gap:1em}.plots svg{flex:1 1 400px;max-width:470px}\n"
-    "svg text{font:11px system-ui,sans-serif;fill:#444}svg .title{font-size:13px;"
-    "font-weight:600;fill:#222}svg .grid{stroke:#e4e4e4}\n"
-    "table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
-    "th,td{padding:.2em .8em;text-align:right;border-bottom:1px solid #eee}"
-    "th:first-child,td:first-child{text-align:left}tr.best{background:#eef6ff;font-weight:600}\n"
-    "p.note{background:#fff6e0;padding:.4em .8em}.scroll{overflow-x:auto}\n"
-    "</style>\n</head>\n<body>\n";
 
 double gigabytes(double rate) { return rate * 1e-9; }
 
@@ -191,20 +175,20 @@ std::string target_section(const TargetResult& target) {
 
 }  // namespace
 
-std::string bench_html(const NvmeBenchReport& report) {
-  std::string html = kHead;
-  html += "<h1>Drives as training uses them</h1>\n";
-  html += fmt::format(
+std::string bench_html_body(const NvmeBenchReport& report) {
+  std::string html = fmt::format(
       "<p>{}; {}; {}. Pages of {} in requests of the block size, {} per point.</p>\n",
       html_escaped(report.machine), html_escaped(report.kernel), html_escaped(report.started),
       short_bytes(report.page_bytes), format_seconds(report.seconds_per_point));
-  for (const std::string& note : report.notes) {
-    html += fmt::format("<p class=\"note\">{}</p>\n", html_escaped(note));
-  }
+  for (const std::string& note : report.notes) html += html_note(note);
   html += summary_table(report);
   if (report.targets.size() > 1) html += overview_plot(report);
   for (const TargetResult& target : report.targets) html += target_section(target);
-  return html + "</body>\n</html>\n";
+  return html;
+}
+
+std::string bench_html(const NvmeBenchReport& report) {
+  return html_page("Overspill: drives", "Drives as training uses them", bench_html_body(report));
 }
 
 }  // namespace overspill

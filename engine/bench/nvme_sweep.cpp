@@ -175,6 +175,7 @@ DrivesProfile to_profile(const NvmeBenchReport& report) {
   drives.count = static_cast<uint32_t>(target.paths.size());
   drives.settings = best.settings();
   drives.latency = 0;  // a page's is part of its rate
+  drives.cpu_seconds_per_gb = target.checksum_cpu_seconds_per_gb;
   if (best.read > 0) drives.read = best.read;
   if (best.write > 0) drives.write = best.write;
   if (best.mixed_read > 0) drives.mixed_read = best.mixed_read;

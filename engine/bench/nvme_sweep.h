@@ -90,6 +90,7 @@ struct TargetResult {
   std::vector<BenchResult> results;
   std::vector<NodeResult> nodes;
   Recommendation best;
+  double checksum_cpu_seconds_per_gb = 0;  ///< of the lanes' threads at `best`; 0: not measured
 };
 
 struct NvmeBenchReport {

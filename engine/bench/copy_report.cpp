@@ -18,7 +18,7 @@ BenchTable copies_table(const DeviceCopies& device) {
                                "both: to host"},
                    .rows = {}};
   for (const CopyPoint& p : device.points) {
-    table.rows.push_back({format_bytes(p.bytes), p.pinned ? "pinned" : "pageable", giga(p.h2d),
+    table.rows.push_back({short_bytes(p.bytes), p.pinned ? "pinned" : "pageable", giga(p.h2d),
                           giga(p.d2h), giga(p.both_h2d), giga(p.both_d2h)});
   }
   for (const CopyNode& node : device.nodes) {
@@ -40,7 +40,7 @@ std::string copies_plot(const DeviceCopies& device) {
       {"both: to device", &CopyPoint::both_h2d},
       {"both: to host", &CopyPoint::both_d2h}};
   for (const CopyPoint& p : device.points) {
-    if (p.pinned) plot.x_ticks.emplace_back(static_cast<double>(p.bytes), format_bytes(p.bytes));
+    if (p.pinned) plot.x_ticks.emplace_back(static_cast<double>(p.bytes), short_bytes(p.bytes));
   }
   for (const bool pinned : {false, true}) {
     for (size_t i = 0; i < std::size(kLines); ++i) {

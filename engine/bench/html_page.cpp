@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "engine/base/units.h"
 #include "engine/bench/svg_plot.h"
 
 namespace overspill {
@@ -45,6 +46,12 @@ std::string html_page(const std::string& title, const std::string& heading,
 
 std::string html_note(const std::string& text) {
   return fmt::format("<p class=\"note\">{}</p>\n", html_escaped(text));
+}
+
+std::string short_bytes(uint64_t bytes) {
+  if (bytes % kMiB == 0) return fmt::format("{} MiB", bytes / kMiB);
+  if (bytes % kKiB == 0) return fmt::format("{} KiB", bytes / kKiB);
+  return format_bytes(bytes);
 }
 
 std::string table_html(const BenchTable& table) {

@@ -14,12 +14,6 @@ namespace {
 
 double gigabytes(double rate) { return rate * 1e-9; }
 
-std::string short_bytes(uint64_t bytes) {
-  if (bytes % kMiB == 0) return fmt::format("{} MiB", bytes / kMiB);
-  if (bytes % kKiB == 0) return fmt::format("{} KiB", bytes / kKiB);
-  return format_bytes(bytes);
-}
-
 uint32_t depth_of(const BenchPoint& point) { return std::max(point.read_depth, point.write_depth); }
 
 /// Bandwidth over block size, a line per depth: full in random order, dashed in file order.

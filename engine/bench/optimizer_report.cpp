@@ -1,6 +1,8 @@
 // Updates as tables, a plot over threads, JSON, and the profile's rates.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "engine/bench/optimizer_benchmark.h"
 #include "engine/bench/svg_plot.h"
 #include "engine/plan/profile_names.h"
@@ -39,16 +41,18 @@ std::string scaling_plot(const OptimizerReport& report) {
 
 std::string rules_plot(const OptimizerReport& report) {
   BarPlot plot{.title = "Updates with all threads",
-               .x_title = "",
+               .x_title = "rule, bits of its state",
                .y_title = "10^9 parameters/s",
                .parts = {"rate"},
                .bars = {}};
   for (const UpdateRate& rate : report.updates) {
-    // Two lines of a label would not fit: the rule, then its state's width.
-    const char* width = rate.state == StateFormat::float32    ? "32"
-                        : rate.state == StateFormat::bfloat16 ? "16"
-                                                              : "8";
-    plot.bars.push_back({.label = fmt::format("{} {}", name_in(kOptimizers, rate.optimizer), width),
+    const bool only =
+        1 == std::ranges::count(report.updates, rate.optimizer, &UpdateRate::optimizer);
+    const char* bits = only                                  ? ""
+                       : rate.state == StateFormat::float32  ? " 32"
+                       : rate.state == StateFormat::bfloat16 ? " 16"
+                                                             : " 8";
+    plot.bars.push_back({.label = fmt::format("{}{}", name_in(kOptimizers, rate.optimizer), bits),
                          .parts = {rate.parameters_per_second * 1e-9}});
   }
   return draw(plot);
@@ -85,8 +89,8 @@ BenchSection optimizer_section(const OptimizerReport& report) {
         {{"threads", rate.threads}, {"parameters_per_second", rate.parameters_per_second}});
   }
   const std::string note = fmt::format(
-      "gradients: sums of squares {} and rounding to bf16 {} G elements/s; a chunk costs {} "
-      "besides its parameters",
+      "gradients: sums of squares {} and rounding to bf16 {} G elements/s; a chunk of "
+      "4096 parameters takes {}",
       giga(report.reduce_gradient), giga(report.export_gradient),
       format_seconds(report.update_latency));
   const BenchTable tables[] = {std::move(updates), std::move(threads)};

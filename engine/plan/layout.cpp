@@ -243,6 +243,14 @@ bool updates_twice(const ModelShape& model, const PlanOptions& options, uint32_t
          optimizer == Tier::nvme;
 }
 
+std::vector<uint32_t> Layout::layers_updated_twice() const {
+  std::vector<uint32_t> layers;
+  for (uint32_t l = 0; l < model.layers.size(); ++l) {
+    if (updates_twice(l)) layers.push_back(l);
+  }
+  return layers;
+}
+
 uint64_t Layout::trained_parameters(uint32_t layer) const {
   uint64_t trained = 0;
   for (uint32_t c = 0; c < chunk_count(layer); ++c) {

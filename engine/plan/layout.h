@@ -112,6 +112,7 @@ struct Layout {
   uint32_t whole_weight_count(uint32_t layer) const {
     return chunk_count(layer) + (options.rank > 0) + (options.rank + 1 < options.ranks);
   }
+  std::vector<uint32_t> layers_updated_twice() const;
   bool updates_twice(uint32_t layer) const {
     return overspill::updates_twice(model, options, layer, page(weight(layer, 0)).home,
                                     page(optimizer(layer, 0)).home);

@@ -19,8 +19,8 @@ void Contents::store(PageId id) {
   if (page.home == Tier::nvme) {
     nvme_[id.value] = {1, id, OpId{}, {}, 0};
   } else if (page.home_slot != SlotId{}) {
-    slots_[page.home_slot.value][page.home_offset] = {
-        page.home_offset + page.bytes, id, OpId{}, {}, 0};
+    const uint64_t begin = page.home_offset;
+    slots_[page.home_slot.value][begin] = {begin + page.bytes, id, OpId{}, {}, 0, begin};
   }
 }
 
@@ -32,10 +32,10 @@ uint32_t Contents::find(OpId op, const Range& r) const {
   std::optional<uint32_t> version;
   for (; it != pieces.end() && it->first < r.end; ++it) {
     const Piece& piece = it->second;
-    if (it->first > covered || piece.page != r.page) {
-      refuse_op(program_, op, "expects {} in slot {} at {}, finds {}",
-                page_name(layout_.page(r.page)), r.slot.value, it->first,
-                page_name(layout_.page(piece.page)));
+    if (it->first > covered || piece.page != r.page || piece.origin != r.origin) {
+      refuse_op(program_, op, "expects {} in slot {} from {}, finds {} from {}",
+                page_name(layout_.page(r.page)), r.slot.value, r.origin,
+                page_name(layout_.page(piece.page)), piece.origin);
     }
     if (version.value_or(piece.version) != piece.version) {
       refuse_op(program_, op, "finds two versions of {}", page_name(layout_.page(r.page)));
@@ -66,7 +66,7 @@ void Contents::write(OpId op, const Range& r, uint32_t version) {
   const auto begin = pieces.lower_bound(r.begin), end = pieces.lower_bound(r.end);
   for (auto it = begin; it != end; ++it) require_free(it->second, op, r.slot);
   pieces.erase(begin, end);
-  pieces[r.begin] = {r.end, r.page, op, {}, version};
+  pieces[r.begin] = {r.end, r.page, op, {}, version, r.origin};
 }
 
 uint32_t Contents::read_nvme(OpId op, PageId id) {

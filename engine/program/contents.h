@@ -27,11 +27,12 @@ template <class... Args>
 
 class Contents {
  public:
-  /// A part of a slot that should hold a page.
+  /// A part of a slot that should hold a page, or a part of it.
   struct Range {
     SlotId slot;
     PageId page;
     uint64_t begin, end;
+    uint64_t origin;  ///< where in the slot the page begins
   };
 
   Contents(const Program& program, const Layout& layout);
@@ -59,6 +60,7 @@ class Contents {
     OpId writer;
     std::array<OpId, kLanes> readers;  ///< the newest of each lane: lanes are FIFO
     uint32_t version = 0;
+    uint64_t origin = 0;  ///< where in the slot the page begins
   };
   using Pieces = std::map<uint64_t, Piece>;  ///< by first byte, disjoint
 

@@ -2,6 +2,7 @@
 #include "engine/program/dump.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "engine/base/units.h"
 
@@ -66,11 +67,8 @@ std::string dump_layout(const Layout& layout) {
       layout.prefetch_depth, layout.device_bytes, layout.host_bytes, layout.nvme_bytes);
   const PlanOptions& o = layout.options;
   if (o.ranks > 1) text += fmt::format("rank {} of {}\n", o.rank, o.ranks);
-  std::string twice;
-  for (uint32_t l = 0; l < layout.model.layers.size(); ++l) {
-    if (layout.updates_twice(l)) twice += fmt::format(" {}", l);
-  }
-  if (!twice.empty()) text += fmt::format("updated twice: layers{}\n", twice);
+  const std::vector<uint32_t> twice = layout.layers_updated_twice();
+  if (!twice.empty()) text += fmt::format("updated twice: layers {}\n", fmt::join(twice, " "));
   for (size_t i = 0; i < layout.slots.size(); ++i) {
     const Slot& slot = layout.slots[i];
     text += fmt::format("s{} {} {} @{} {} bytes\n", i, slot.role, tier_name(slot.memory),

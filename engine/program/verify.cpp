@@ -104,11 +104,12 @@ class Verifier {
     for (const Access& access : accesses) {
       check_reach(id, op, access);
       if (op.kind == OpKind::read) moved = check_nvme_read(id, access.page);
+      const uint64_t skipped = check_part(id, op, access);
       uint64_t offset = access.offset;
       for (uint32_t i = 0; i < access.page_count; ++i) {
         const PageId page{access.page.value + i};
         const uint64_t bytes = access.page_count == 1 ? access.bytes : layout_.page(page).bytes;
-        const Contents::Range range{access.slot, page, offset, offset + bytes};
+        const Contents::Range range{access.slot, page, offset, offset + bytes, offset - skipped};
         if (access.mode != AccessMode::write) {
           moved = contents_.find(id, range);
           check_version(id, op, access, page, moved, repeats);
@@ -126,6 +127,28 @@ class Verifier {
       if (op.kind == OpKind::write) check_nvme_write(id, access, moved);
     }
     if (op.kind == OpKind::update) check_update(id, op);
+  }
+
+  /// Accesses cover whole pages, from their beginning. Exceptions: the parts of a layer's sums,
+  /// whose place in it is returned, and the remainders that an update reads while moments are zero.
+  uint64_t check_part(OpId id, const Op& op, const Access& access) const {
+    const Page& page = layout_.page(access.page);
+    if (access.page_count > 1) return 0;
+    uint64_t skipped = 0, bytes = page.bytes;
+    if (page.kind == PageKind::gradient_sum && op.kind == OpKind::export_gradient) {
+      const Chunk& chunk = layout_.chunk(op.layer, op.index);
+      skipped = chunk.begin * sizeof(float);
+      bytes = chunk.parameters * sizeof(float);
+    } else if (page.kind == PageKind::gradient_sum && op.kind == OpKind::reduce_gradient) {
+      bytes = layout_.shard(op.layer) * sizeof(float);
+      skipped = layout_.options.rank * bytes;
+    } else if (page.kind == PageKind::optimizer && program_.kind.moments_zero) {
+      bytes = std::min(bytes, access.bytes);
+    }
+    if (access.bytes != bytes || access.offset < skipped) {
+      refuse(id, "an access covers {} bytes of {}, not {}", access.bytes, page_name(page), bytes);
+    }
+    return skipped;
   }
 
   /// Micro-batches pass a layer in order, so that its sums are added in order; what takes the sums
@@ -234,6 +257,7 @@ class Verifier {
   void check_nvme_write(OpId id, const Access& access, uint32_t version) {
     require_nvme(id, access.page);
     const Page& page = layout_.page(access.page);
+    // Also while moments are zero, when an update may read a part.
     if (access.bytes != page.bytes) refuse(id, "writes only a part of {}", page_name(page));
     contents_.write_nvme(id, access.page, version);
     ++written_[access.page.value];

@@ -8,17 +8,18 @@ namespace overspill {
 
 /// Throws Error(internal) naming the op when a Program breaks a rule:
 /// - dependencies point backwards (so lanes, being FIFO, cannot deadlock);
-/// - accesses lie inside their slots, and lanes touch only memory they can reach;
+/// - accesses lie inside their slots, each on a page from its beginning, and lanes touch only
+/// memory they can reach;
 /// - two ops that touch the same bytes, one of them writing, are ordered;
 /// - an op that reads a page finds that page there, whole and in its newest version, and its writer
 ///   has finished;
 /// - updates touch each chunk with a trainable tensor once, when the step has any, and their
 ///   results end up at home; where a layer is updated twice, the second update starts from what the
 ///   first one started from; the backward leaves each such chunk's gradient, or updates it;
+/// - chunks without one are only read: no update, no gradient, no write;
 /// - micro-batches pass each layer in order, and nothing takes a layer's gradients before all have;
 /// - with several ranks, compute finds weights gathered since they last changed, and gradients are
 ///   reduced over the ranks once;
-/// - chunks without one are only read: no update, no gradient, no write;
 /// - slots do not overlap, and arenas and NVMe stay within their budgets.
 void verify_program(const Program& program, const Layout& layout);
 

@@ -108,6 +108,11 @@ RunSetup::RunSetup(const TrainConfig& c)
       batch{c.micro_batch_size, c.sequence_len},
       llama(model, weight_type(), batch, host_kernels()),
       layout(plan_layout(model, plan_options(config, batch, llama))) {
+  if (config.offload.update_twice && layout.layers_updated_twice().empty()) {
+    log_warning(
+        "offload.update: twice: no layer has both its weights and its optimizer state on NVMe; all "
+        "are updated once, as with next_forward");
+  }
   if (c.sequence_len > model.config.max_position_embeddings) {
     log_warning("sequence_len {} is above the model's max_position_embeddings {}", c.sequence_len,
                 model.config.max_position_embeddings);

@@ -53,8 +53,13 @@ std::vector<Change> changes(const ForecastRequest& request) {
   if (o.update != UpdateTiming::in_backward) {
     setting("offload.update: in_backward, max_grad_norm: 0 (no clipping)", [](ForecastRequest& r) {
       r.options.update = UpdateTiming::in_backward;
+      r.options.update_twice.clear();
       r.options.gradients = Placement::automatic;
     });
+  }
+  if (o.update == UpdateTiming::next_forward && o.update_twice.empty()) {
+    setting("offload.update: twice",
+            [](ForecastRequest& r) { r.options.update_twice.assign(r.model.layers.size(), true); });
   }
   const uint32_t depth = o.prefetch_depth.value_or(1);
   setting(fmt::format("offload.prefetch_depth: {}", depth + 1),

@@ -4,24 +4,16 @@
 #include <algorithm>
 
 #include "engine/base/units.h"
+#include "engine/bench/html_page.h"
 #include "engine/bench/svg_plot.h"
 #include "engine/forecast/forecast_report.h"
 
 namespace overspill {
 namespace {
 
-constexpr const char* kHead =
-    "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-    "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-    "<title>Overspill: forecast</title>\n<style>\n"
-    "body{font:15px/1.5 system-ui,sans-serif;color:#222;background:#fff;max-width:1200px;"
-    "margin:2em auto;padding:0 1em}h1{font-size:1.5em}h2{font-size:1.2em;margin-top:2em}\n"
-    "svg text{font:11px system-ui,sans-serif;fill:#444}svg .title{font-size:13px;"
-    "font-weight:600;fill:#222}svg .grid{stroke:#e4e4e4}\n"
-    "pre{background:#f7f7f7;padding:1em;overflow-x:auto;font-size:13px;line-height:1.45}\n"
-    ".plots{display:flex;flex-wrap:wrap;gap:1em}.plots svg{flex:1 1 340px;max-width:470px}\n"
-    ".key span{display:inline-block;width:.9em;height:.9em;margin:0 .3em 0 1em}\n"
-    "</style>\n</head>\n<body>\n";
+constexpr const char* kStyle =
+    "<style>pre{background:#f7f7f7;padding:1em;overflow-x:auto;font-size:13px;line-height:1.45}"
+    ".key span{display:inline-block;width:.9em;height:.9em;margin:0 .3em 0 1em}</style>\n";
 
 /// Colours that the colour-blind tell apart (Okabe and Ito 2008).
 const char* colour(OpKind kind) {
@@ -156,11 +148,11 @@ std::string tier_map(const Layout& layout) {
 
 std::string forecast_html(const ForecastRequest& request, const Forecast& f,
                           std::span<const Advice> advice) {
-  return std::string(kHead) + "<h1>A step, predicted</h1>\n<pre>" +
-         html_escaped(forecast_text(request, f, advice)) + "</pre>\n<h2>Timeline of a step</h2>\n" +
-         timeline(f) + "<h2>What lives where" +
-         (request.options.ranks > 1 ? std::string(", on each rank") : std::string()) + "</h2>\n" +
-         tier_map(f.layout) + "</body>\n</html>\n";
+  const std::string where = request.options.ranks > 1 ? ", on each rank" : "";
+  return html_page("Overspill: forecast", "A step, predicted",
+                   kStyle + ("<pre>" + html_escaped(forecast_text(request, f, advice))) +
+                       "</pre>\n<h2>Timeline of a step</h2>\n" + timeline(f) +
+                       "<h2>What lives where" + where + "</h2>\n" + tier_map(f.layout));
 }
 
 }  // namespace overspill

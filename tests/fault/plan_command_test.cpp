@@ -50,7 +50,7 @@ TEST_F(PlanCommandTest, EveryShippedProfileLoads) {
   for (const auto& entry :
        std::filesystem::directory_iterator(std::string(OVERSPILL_SOURCE_DIR) + "/profiles")) {
     const Child::Result result =
-        plan({root_ / "run.yaml", "--hardware", entry.path(), "--no-advice"});
+        plan({root_ / "train.yaml", "--hardware", entry.path(), "--no-advice"});
     EXPECT_EQ(result.exit_code, 0) << entry.path() << ": " << result.err;
     ++count;
   }
@@ -69,7 +69,7 @@ TEST_F(PlanCommandTest, ImpossibleAsksSayWhatIsShort) {
 TEST_F(PlanCommandTest, WritesATraceAndNeedsNoDatasets) {
   write_yaml();
   std::filesystem::remove(root_ / "train.bin");
-  const Child::Result result = plan({root_ / "run.yaml", "--trace", root_ / "trace.json"});
+  const Child::Result result = plan({root_ / "train.yaml", "--trace", root_ / "trace.json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_FALSE(Json::parse(read_text_file(root_ / "trace.json")).at("traceEvents").empty());
 }

@@ -15,33 +15,6 @@ namespace {
 constexpr uint64_t kChunksOfABlock = 32;
 constexpr uint64_t kLeastChunk = uint64_t{1} << 20, kMostChunk = uint64_t{4} << 20;
 
-uint64_t choose_chunk_parameters(const ModelShape& model, const PlanOptions& options) {
-  if (options.chunk_parameters) {
-    if (*options.chunk_parameters == 0 || *options.chunk_parameters % kParameterAlignment != 0) {
-      fail(ErrorCode::invalid_config,
-           "offload.chunk_parameters: {} is not a positive multiple of {}; try {}",
-           *options.chunk_parameters, kParameterAlignment,
-           round_up(std::max<uint64_t>(*options.chunk_parameters, 1), kParameterAlignment));
-    }
-    return *options.chunk_parameters;
-  }
-  uint64_t largest = 0;
-  for (const LayerShape& layer : model.layers) {
-    largest = std::max(largest, shard_parameters(layer, options.ranks));
-  }
-  const uint64_t share = shard_parameters(model.layers[1], options.ranks) / kChunksOfABlock;
-  uint64_t chunk = std::clamp(round_up(share, kParameterAlignment), kLeastChunk, kMostChunk);
-  chunk = std::min(chunk, largest);
-  // Small host budgets get small slots: enough of each to pipeline must leave half of it for homes.
-  const StateLayout state = state_layout(options.update_rule(), kParameterAlignment, 0);
-  const uint64_t per_parameter =
-      6 * options.weight_bytes() + 4 * ceil_div(state.bytes, kParameterAlignment);
-  while (chunk > kParameterAlignment && chunk * per_parameter > options.host_memory / 2) {
-    chunk = round_up(chunk / 2, kParameterAlignment);
-  }
-  return chunk;
-}
-
 class LayoutBuilder {
  public:
   LayoutBuilder(const PlacementProblem& problem, const Homes& homes, const SlotPlan& slots)
@@ -216,6 +189,33 @@ class LayoutBuilder {
 
 }  // namespace
 
+uint64_t choose_chunk_parameters(const ModelShape& model, const PlanOptions& options) {
+  if (options.chunk_parameters) {
+    if (*options.chunk_parameters == 0 || *options.chunk_parameters % kParameterAlignment != 0) {
+      fail(ErrorCode::invalid_config,
+           "offload.chunk_parameters: {} is not a positive multiple of {}; try {}",
+           *options.chunk_parameters, kParameterAlignment,
+           round_up(std::max<uint64_t>(*options.chunk_parameters, 1), kParameterAlignment));
+    }
+    return *options.chunk_parameters;
+  }
+  uint64_t largest = 0;
+  for (const LayerShape& layer : model.layers) {
+    largest = std::max(largest, shard_parameters(layer, options.ranks));
+  }
+  const uint64_t share = shard_parameters(model.layers[1], options.ranks) / kChunksOfABlock;
+  uint64_t chunk = std::clamp(round_up(share, kParameterAlignment), kLeastChunk, kMostChunk);
+  chunk = std::min(chunk, largest);
+  // Small host budgets get small slots: enough of each to pipeline must leave half of it for homes.
+  const StateLayout state = state_layout(options.update_rule(), kParameterAlignment, 0);
+  const uint64_t per_parameter =
+      6 * options.weight_bytes() + 4 * ceil_div(state.bytes, kParameterAlignment);
+  while (chunk > kParameterAlignment && chunk * per_parameter > options.host_memory / 2) {
+    chunk = round_up(chunk / 2, kParameterAlignment);
+  }
+  return chunk;
+}
+
 OptimizerSettings PlanOptions::update_rule() const {
   OptimizerSettings rule = optimizer_settings;
   rule.master = precision == Precision::bf16 ? MasterFormat::split : MasterFormat::float32;
@@ -268,10 +268,17 @@ uint64_t Layout::home_bytes(PageKind kind, Tier tier) const {
   return bytes;
 }
 
+Layout build_layout(const PlacementProblem& problem, const Homes& homes, const SlotPlan& slots) {
+  return LayoutBuilder(problem, homes, slots).build();
+}
+
 Layout plan_layout(const ModelShape& model, const PlanOptions& options) {
   CHECK(options.compute_scratch_bytes % 4096 == 0);
   CHECK(options.rank < options.ranks);
   CHECK(options.update_twice.empty() || options.update_twice.size() == model.layers.size());
+  for (const PlacedKind& kind : kPlacedKinds) {
+    CHECK(!options.homes || (*options.homes.*kind.homes).size() == model.layers.size());
+  }
   if (options.update == UpdateTiming::in_backward &&
       std::ranges::find(options.update_twice, true) != options.update_twice.end()) {
     fail(ErrorCode::invalid_config,
@@ -285,7 +292,7 @@ Layout plan_layout(const ModelShape& model, const PlanOptions& options) {
     const PlacementProblem problem(model, options, table, depth, chunk);
     bool generous = true;
     const Homes homes = choose_homes(problem, generous);
-    return LayoutBuilder(problem, homes, plan_slots(problem, homes, generous)).build();
+    return build_layout(problem, homes, plan_slots(problem, homes, generous));
   };
   if (options.prefetch_depth) return build(*options.prefetch_depth);
   try {

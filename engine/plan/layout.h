@@ -18,6 +18,12 @@ enum class Precision : uint8_t { bf16, float32 };
 enum class Placement : uint8_t { automatic, device, host, nvme };
 enum class UpdateTiming : uint8_t { next_forward, in_backward };
 
+/// A home tier per layer for each kind of page. activations[0] is the activation gradients' home.
+struct Homes {
+  std::vector<Tier> weights, optimizer, gradients, activations;
+  bool operator==(const Homes&) const = default;
+};
+
 /// The planner's inputs beside the model.
 struct PlanOptions {
   Precision precision = Precision::bf16;
@@ -37,6 +43,7 @@ struct PlanOptions {
   Placement optimizer = Placement::automatic;
   Placement gradients = Placement::automatic;
   Placement activations = Placement::automatic;
+  std::optional<Homes> homes{};            ///< instead of the four placements: every layer's home
   std::optional<uint32_t> prefetch_depth;  ///< default: 1, or 0 where 1 does not fit
   std::optional<uint64_t> chunk_parameters;
   UpdateTiming update = UpdateTiming::next_forward;
@@ -145,8 +152,9 @@ struct Layout {
   uint64_t home_bytes(PageKind kind, Tier tier) const;
 };
 
-/// Chooses homes and slots within the budgets. Throws Error(does_not_fit) saying what is short, by
-/// how much, and which setting would make it fit; Error(invalid_config) for impossible placements.
+/// Chooses slots, and homes where the options have none, within the budgets. Throws
+/// Error(does_not_fit) saying what is short, by how much, and which setting would make it fit;
+/// Error(invalid_config) for impossible placements.
 Layout plan_layout(const ModelShape& model, const PlanOptions& options);
 
 }  // namespace overspill

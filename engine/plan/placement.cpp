@@ -20,6 +20,7 @@ uint64_t file_bytes(const PlanOptions& o, const SlotPlan& plan) {
 
 bool fits(const PlacementProblem& p, const SlotPlan& plan) {
   return plan.device_bytes <= p.options.device_memory && plan.host_bytes <= p.options.host_memory &&
+         (p.options.nvme_available || plan.nvme_bytes == 0) &&
          file_bytes(p.options, plan) <= p.options.nvme_capacity;
 }
 
@@ -33,30 +34,18 @@ Tier base_tier(Placement placement, Tier automatic) {
   return automatic;
 }
 
-/// The four kinds as one array, so that loops can treat them alike.
-struct Kind {
-  std::vector<Tier> Homes::*homes;
-  Placement PlanOptions::*placement;
-  const char* key;
-};
-constexpr std::array<Kind, 4> kKinds = {
-    {{&Homes::weights, &PlanOptions::weights, "weights"},
-     {&Homes::gradients, &PlanOptions::gradients, "gradients"},
-     {&Homes::optimizer, &PlanOptions::optimizer, "optimizer"},
-     {&Homes::activations, &PlanOptions::activations, "activations"}}};
-
 Homes uniform_homes(const PlacementProblem& p, const std::array<Tier, 4>& automatic) {
   Homes homes;
-  for (size_t k = 0; k < kKinds.size(); ++k) {
-    const Tier tier = base_tier(p.options.*kKinds[k].placement, automatic[k]);
-    (homes.*kKinds[k].homes).assign(p.model.layers.size(), tier);
+  for (size_t k = 0; k < kPlacedKinds.size(); ++k) {
+    const Tier tier = base_tier(p.options.*kPlacedKinds[k].placement, automatic[k]);
+    (homes.*kPlacedKinds[k].homes).assign(p.model.layers.size(), tier);
   }
   return homes;
 }
 
 /// Promotes auto-placed layers to the tier while everything still fits.
 void promote(const PlacementProblem& p, Homes& homes, Tier tier, bool generous) {
-  for (const Kind& kind : kKinds) {
+  for (const PlacedKind& kind : kPlacedKinds) {
     if (p.options.*kind.placement != Placement::automatic) continue;
     for (Tier& home : homes.*kind.homes) {
       if (home != Tier::nvme) continue;
@@ -102,6 +91,17 @@ void promote(const PlacementProblem& p, Homes& homes, Tier tier, bool generous) 
   shortage("nvme_capacity", o.nvme_capacity, file_bytes(o, least), inside.c_str(),
            ", or raise offload.host_memory");
   std::abort();
+}
+
+void check_drive(const PlanOptions& o) {
+  if (o.nvme_available) return;
+  for (const PlacedKind& kind : kPlacedKinds) {
+    const bool asked = o.homes ? std::ranges::count(*o.homes.*kind.homes, Tier::nvme) > 0
+                               : o.*kind.placement == Placement::nvme;
+    if (!asked) continue;
+    fail(ErrorCode::invalid_config,
+         "offload.{}: nvme needs a drive; set offload.nvme_paths to a directory on one", kind.key);
+  }
 }
 
 }  // namespace
@@ -229,14 +229,21 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
   return plan;
 }
 
+std::optional<bool> fits_generously(const PlacementProblem& p, const Homes& homes) {
+  for (const bool generous : {true, false}) {
+    if (fits(p, plan_slots(p, homes, generous))) return generous;
+  }
+  return std::nullopt;
+}
+
 Homes choose_homes(const PlacementProblem& p, bool& generous) {
   const PlanOptions& o = p.options;
-  for (const Kind& kind : kKinds) {
-    if (o.*kind.placement == Placement::nvme && !o.nvme_available) {
-      fail(ErrorCode::invalid_config,
-           "offload.{}: nvme needs a drive; set offload.nvme_paths to a directory on one",
-           kind.key);
-    }
+  check_drive(o);
+  if (o.homes) {
+    const std::optional<bool> fitting = fits_generously(p, *o.homes);
+    if (!fitting) refuse(p, plan_slots(p, *o.homes, false));
+    generous = *fitting;
+    return *o.homes;
   }
   constexpr Tier D = Tier::device, H = Tier::host, N = Tier::nvme;
   // Everything in memory, as near to the compute as possible. Order: weights, gradients, optimizer,

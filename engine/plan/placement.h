@@ -1,16 +1,26 @@
-// Which tier each layer's state lives in, and how much memory that takes. Internal to engine/plan.
+// Which tier each layer's state lives in, and how much memory that takes: what plan_layout and the
+// search for placements (engine/forecast/placement_search.h) are made of.
 #pragma once
 
+#include <array>
+#include <optional>
 #include <vector>
 
 #include "engine/plan/layout.h"
 
 namespace overspill {
 
-/// A home tier per layer for each kind. activations[0] is the activation gradients' home.
-struct Homes {
-  std::vector<Tier> weights, optimizer, gradients, activations;
+/// A kind of page whose homes are chosen.
+struct PlacedKind {
+  std::vector<Tier> Homes::*homes;
+  Placement PlanOptions::*placement;
+  const char* key;
 };
+inline constexpr std::array<PlacedKind, 4> kPlacedKinds = {
+    {{&Homes::weights, &PlanOptions::weights, "weights"},
+     {&Homes::gradients, &PlanOptions::gradients, "gradients"},
+     {&Homes::optimizer, &PlanOptions::optimizer, "optimizer"},
+     {&Homes::activations, &PlanOptions::activations, "activations"}}};
 
 /// How many slots of each kind a layout has, and their sizes in bytes.
 struct SlotPlan {
@@ -49,7 +59,19 @@ struct PlacementProblem {
 /// Slots and totals that the homes need; `generous` asks for pipelining room, else for the least.
 SlotPlan plan_slots(const PlacementProblem& problem, const Homes& homes, bool generous);
 
-/// Homes within the budgets, or Error(does_not_fit).
+/// Whether homes are within the budgets with pipelining room (true) or only with the least slots
+/// (false); nothing where they are not.
+std::optional<bool> fits_generously(const PlacementProblem& problem, const Homes& homes);
+
+/// The options' homes, or where they have none: homes of a whole kind as near to the compute as
+/// fits, else filled up in the order of saved traffic per byte. Throws Error(does_not_fit), or
+/// Error(invalid_config) for NVMe homes without a drive.
 Homes choose_homes(const PlacementProblem& problem, bool& generous);
+
+/// The parameters of a chunk: the options', or by the size of a block and the host's memory.
+uint64_t choose_chunk_parameters(const ModelShape& model, const PlanOptions& options);
+
+/// The layout of homes and slots; budgets are not checked.
+Layout build_layout(const PlacementProblem& problem, const Homes& homes, const SlotPlan& slots);
 
 }  // namespace overspill

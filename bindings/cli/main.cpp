@@ -12,6 +12,7 @@
 #include "bindings/cli/plan_command.h"
 #include "bindings/cli/topology_command.h"
 #include "bindings/cli/train_command.h"
+#include "bindings/cli/tune_command.h"
 #include "engine/base/error.h"
 #include "engine/base/version.h"
 #include "engine/train/config.h"
@@ -60,6 +61,9 @@ int run(int argc, char** argv) {
   overspill::PlanArguments plan;
   CLI::App* plan_command = overspill::add_plan_command(app, plan);
 
+  overspill::TuneArguments tune;
+  CLI::App* tune_command = overspill::add_tune_command(app, tune);
+
   try {
     app.parse(argc, argv);
     if (train_command->parsed() && !help_keys && train.config.empty()) {
@@ -77,6 +81,7 @@ int run(int argc, char** argv) {
   if (topology_command->parsed()) return overspill::run_topology(topology);
   if (bench_command->parsed()) return overspill::run_bench(bench);
   if (plan_command->parsed()) return overspill::run_plan(plan);
+  if (tune_command->parsed()) return overspill::run_tune(tune);
   overspill::run_info(json);
   return 0;
 }

@@ -46,6 +46,8 @@ struct PlanOptions {
   std::optional<Homes> homes{};            ///< instead of the four placements: every layer's home
   std::optional<uint32_t> prefetch_depth;  ///< default: 1, or 0 where 1 does not fit
   std::optional<uint64_t> chunk_parameters;
+  std::optional<uint32_t> record_slots;  ///< host slots of a chunk's optimizer page each
+  std::optional<uint32_t> stage_slots;   ///< host slots of a chunk's weights or gradient each
   UpdateTiming update = UpdateTiming::next_forward;
   /// By layer, with next_forward: whether it is updated twice, in the forward without writing and
   /// again in the backward (docs/decisions/011-update-twice.md). Empty: none. Layers that cannot

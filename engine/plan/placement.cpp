@@ -214,8 +214,13 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
     const uint64_t room = o.host_memory / 5 / std::max<uint64_t>(bytes, 1);
     return static_cast<uint32_t>(std::clamp<uint64_t>(room, least, std::max(least, wanted)));
   };
-  plan.stages = roomy(stage, 2, 3 + (depth + 1) * p.max_chunks(), plan.stage_bytes);
-  plan.records = roomy(record, 1, 3 + depth * p.max_chunks(), plan.record_bytes);
+  const auto asked = [](uint32_t slots, uint32_t least, const std::optional<uint32_t>& wish) {
+    return slots > 0 && wish ? std::max(least, *wish) : slots;
+  };
+  plan.stages =
+      asked(roomy(stage, 2, 3 + (depth + 1) * p.max_chunks(), plan.stage_bytes), 2, o.stage_slots);
+  plan.records =
+      asked(roomy(record, 1, 3 + depth * p.max_chunks(), plan.record_bytes), 1, o.record_slots);
   plan.activation_stages = roomy(activation_stage, 1, 2 + depth, plan.activation_bytes);
   if (device_stage) plan.device_stages = 2;
   plan.factored_bytes = round_up(p.table.factored_elements * kFactoredElementBytes, 4096);

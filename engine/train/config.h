@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,8 @@ struct OffloadConfig {
   Placement activations = Placement::automatic;
   std::optional<uint32_t> prefetch_depth;    ///< layers loaded ahead; default 1
   std::optional<uint64_t> chunk_parameters;  ///< default: a 32nd of a block, 1 Mi to 4 Mi
+  std::optional<uint32_t> record_slots;      ///< host slots of optimizer pages; default: by depth
+  std::optional<uint32_t> stage_slots;       ///< host slots of weights and gradients; the same
   UpdateTiming update = UpdateTiming::next_forward;
   bool update_twice = false;  ///< `update: twice`: in the next forward and again in its backward
   DeviceMode device = DeviceMode::unified;  ///< host device: `unified` or `discrete`
@@ -105,6 +108,12 @@ TrainConfig load_train_config(const std::filesystem::path& path,
 /// a directory with one) is a configuration of that model from scratch with all defaults.
 TrainConfig load_plan_config(const std::filesystem::path& path,
                              const std::vector<std::string>& overrides = {});
+
+/// The file's text with `key=value` settings in their places, under a line of comment; its own
+/// comments are not kept. The file must be one that load_train_config accepts.
+std::string config_with_settings(const std::filesystem::path& path,
+                                 std::span<const std::string> settings,
+                                 const std::string& comment);
 
 /// Every key with its sentence, what it accepts and its default, for `overspill train --help-keys`.
 std::string describe_train_keys();

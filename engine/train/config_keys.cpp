@@ -36,6 +36,20 @@ ConfigKey update_key() {
           }};
 }
 
+ConfigKey slots_key(const char* name, std::optional<uint32_t> OffloadConfig::*member,
+                    const char* text) {
+  return {name,
+          "an integer from 1 to 65536, or auto",
+          "as many as prefetch_depth needs, in at most a fifth of host_memory",
+          "16",
+          text,
+          [=](const ConfigValue& value, TrainConfig& config) {
+            std::optional<uint32_t>& slots = config.offload.*member;
+            slots.reset();
+            if (!is_auto(value)) slots = static_cast<uint32_t>(value_integer(value, 1, 65536));
+          }};
+}
+
 ConfigKey dataset_list(const char* name, bool evaluation, const Words& words) {
   return {name,
           "a list of mappings with path, type and split",
@@ -155,6 +169,10 @@ void add_offload_keys(Keys& keys) {
   keys.push_back({"offload.chunk_parameters", "a multiple of 4096 from 4096 to 1073741824, or auto",
                   "a 32nd of a block, within 1 Mi and 4 Mi; less for small layers", "1048576",
                   "Parameters of one page of optimizer state.", apply_chunk_parameters});
+  keys.push_back(slots_key("offload.record_slots", &OffloadConfig::record_slots,
+                           "Host slots for pages of optimizer state on their way."));
+  keys.push_back(slots_key("offload.stage_slots", &OffloadConfig::stage_slots,
+                           "Host slots for chunks of weights and gradients on their way."));
   keys.push_back(update_key());
   keys.push_back(choice("offload.device", field(&OffloadConfig::device),
                         {{"unified", DeviceMode::unified}, {"discrete", DeviceMode::discrete}},

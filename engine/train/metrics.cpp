@@ -70,19 +70,22 @@ Progress::~Progress() {
   std::fflush(stdout);
 }
 
-void Progress::step(uint64_t step, double loss, double grad_norm, double learning_rate,
-                    double tokens_per_second, double step_seconds) {
-  if (!terminal_ && step % logging_steps_ != 0 && step != total_steps_) return;
-  const double remaining = step_seconds * static_cast<double>(total_steps_ - step);
-  const std::string line = fmt::format(
-      "step {}/{}  loss {:.4f}  grad_norm {:.3f}  lr {:.2e}  {:.0f} tokens/s  {}/step  eta {}",
-      step, total_steps_, loss, grad_norm, learning_rate, tokens_per_second,
-      format_seconds(step_seconds), format_seconds(remaining));
+void Progress::step(const Step& s) {
+  if (!terminal_ && s.step % logging_steps_ != 0 && s.step != total_steps_) return;
+  std::string line =
+      fmt::format("step {}/{}  loss {:.4f}  grad_norm {:.3f}  lr {:.2e}  {:.0f} tokens/s  {}/step",
+                  s.step, total_steps_, s.loss, s.grad_norm, s.learning_rate, s.tokens_per_second,
+                  format_seconds(s.seconds));
+  if (s.light_seconds > 0) {
+    line += fmt::format(" ({:.0f} % of light speed)", 100 * s.light_seconds / s.seconds);
+  }
+  const auto left = static_cast<double>(total_steps_ - s.step);
+  line += fmt::format("  eta {}", format_seconds(s.seconds * left));
   if (!terminal_) {
     fmt::print("{}\n", line);
   } else {
     constexpr int kBar = 20;
-    const auto filled = static_cast<int>(step * kBar / std::max<uint64_t>(1, total_steps_));
+    const auto filled = static_cast<int>(s.step * kBar / std::max<uint64_t>(1, total_steps_));
     const std::string bar = std::string(filled, '#') + std::string(kBar - filled, '.');
     fmt::print("\r\033[K[{}] {}", bar, line);
     line_open_ = true;

@@ -35,8 +35,12 @@ class Progress {
  public:
   Progress(uint64_t total_steps, uint32_t logging_steps);
   ~Progress();
-  void step(uint64_t step, double loss, double grad_norm, double learning_rate,
-            double tokens_per_second, double step_seconds);
+  struct Step {
+    uint64_t step;
+    double loss, grad_norm, learning_rate, tokens_per_second, seconds;
+    double light_seconds;  ///< what no schedule could beat; 0: not known
+  };
+  void step(const Step& step);
   /// A line of its own.
   void note(const std::string& text);
 

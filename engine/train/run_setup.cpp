@@ -95,6 +95,8 @@ PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, con
   o.activations = offload.activations;
   o.prefetch_depth = offload.prefetch_depth;
   o.chunk_parameters = offload.chunk_parameters;
+  o.record_slots = offload.record_slots;
+  o.stage_slots = offload.stage_slots;
   o.update = offload.update;
   if (offload.update_twice) o.update_twice.assign(llama.model().layers.size(), true);
   o.optimizer_settings = optimizer_settings(config);

@@ -52,7 +52,8 @@ Trainer::Trainer(const TrainConfig& config)
       data_(open_sequences(setup_, false)),
       start_(find_start(setup_)),
       store_(setup_.layout, store_options(setup_.config.offload)),
-      executor_(store_, setup_.llama, setup_.lane_cpus()) {
+      executor_(store_, setup_.llama, setup_.lane_cpus()),
+      expectations_(setup_.layout, setup_.config.offload.hardware_profile) {
   setup_.llama.set_scratch(store_.address(setup_.layout.scratch));
   for (const DatasetConfig& dataset : config.datasets) {
     if (dataset.evaluation && !eval_data_) eval_data_.emplace(open_sequences(setup_, true));
@@ -280,27 +281,30 @@ void Trainer::log_step(const StepOutcome& outcome) {
   const uint64_t step_tokens = setup_.batch.tokens() * setup_.config.gradient_accumulation_steps;
   const double rate = static_cast<double>(step_tokens) / std::max(1e-9, summary.seconds);
   const Layout& layout = setup_.layout;
-  metrics_->write({{"step", position_.step},
-                   {"loss", outcome.loss},
-                   {"grad_norm", outcome.grad_norm},
-                   {"learning_rate", outcome.learning_rate},
-                   {"update_skipped", outcome.skipped},
-                   {"tokens", position_.tokens},
-                   {"tokens_per_second", rate},
-                   {"step_seconds", summary.seconds},
-                   {"flops", summary.flops},
-                   {"lane_busy_seconds", lane_object(summary.busy_seconds)},
-                   {"stall_seconds", lane_object(summary.stall_seconds)},
-                   {"lane_bytes", lane_object(summary.bytes)},
-                   {"host_memory_peak", layout.host_bytes},
-                   {"device_memory_peak", layout.device_bytes}});
-  progress_->step(position_.step, outcome.loss, outcome.grad_norm, outcome.learning_rate, rate,
-                  summary.seconds);
-}
-
-CostModel Trainer::fallback_costs() const {
-  const auto& profile = setup_.config.offload.hardware_profile;
-  return cost_model(profile.value_or(HardwareProfile{}), setup_.layout);
+  nlohmann::json line = {{"step", position_.step},
+                         {"loss", outcome.loss},
+                         {"grad_norm", outcome.grad_norm},
+                         {"learning_rate", outcome.learning_rate},
+                         {"update_skipped", outcome.skipped},
+                         {"tokens", position_.tokens},
+                         {"tokens_per_second", rate},
+                         {"step_seconds", summary.seconds},
+                         {"flops", summary.flops},
+                         {"lane_busy_seconds", lane_object(summary.busy_seconds)},
+                         {"stall_seconds", lane_object(summary.stall_seconds)},
+                         {"lane_bytes", lane_object(summary.bytes)},
+                         {"host_memory_peak", layout.host_bytes},
+                         {"device_memory_peak", layout.device_bytes}};
+  const StepExpectation* expected = expectations_.of(*outcome.program);
+  if (expected != nullptr) line["predicted"] = expectation_object(*expected);
+  metrics_->write(line);
+  progress_->step({.step = position_.step,
+                   .loss = outcome.loss,
+                   .grad_norm = outcome.grad_norm,
+                   .learning_rate = outcome.learning_rate,
+                   .tokens_per_second = rate,
+                   .seconds = summary.seconds,
+                   .light_seconds = expected == nullptr ? 0 : expected->light.seconds});
 }
 
 void Trainer::log_prediction() {
@@ -309,7 +313,17 @@ void Trainer::log_prediction() {
   const bool next_forward = config.offload.update == UpdateTiming::next_forward;
   const Program& steady =
       program({true, true, next_forward, false, config.gradient_accumulation_steps});
-  log_info("{}", describe_prediction(steady, fallback_costs()));
+  log_info("{}", describe_prediction(steady, expectations_.usual()));
+}
+
+std::vector<double> Trainer::time_steps(uint32_t steps, const std::atomic<bool>& stop) {
+  constexpr uint32_t kSettle = 3;
+  std::vector<double> seconds;
+  for (uint32_t i = 0; i < kSettle + steps && !stop; ++i) {
+    const StepOutcome outcome = train_step();
+    if (i >= kSettle) seconds.push_back(static_cast<double>(outcome.trace.end_ns()) * 1e-9);
+  }
+  return seconds;
 }
 
 RunReport Trainer::run(const std::atomic<bool>& stop) {
@@ -322,10 +336,7 @@ RunReport Trainer::run(const std::atomic<bool>& stop) {
   uint64_t saved_step = resumed_in_place_ ? position_.step : UINT64_MAX;
   uint64_t evaluated_step = saved_step;
   while (position_.step < total_steps_ && !stop) {
-    if (last_.program != nullptr) {
-      measured_ = measure_costs(*last_.program, last_.trace, fallback_costs());
-      measured_program_ = last_.program;
-    }
+    if (last_.program != nullptr) expectations_.learn(*last_.program, last_.trace);
     last_ = train_step();
     log_step(last_);
     if (report_.steps++ == 0) report_.first_loss = last_.loss;
@@ -352,9 +363,7 @@ void Trainer::finish_report() {
   const Layout& layout = setup_.layout;
   const fs::path& directory = setup_.config.output_dir;
   if (last_.program != nullptr) {
-    const CostModel costs = measured_program_ == last_.program
-                                ? *measured_
-                                : measure_costs(*last_.program, last_.trace, fallback_costs());
+    const CostModel costs = expectations_.costs_of(*last_.program, last_.trace);
     const Trace predicted = simulate(*last_.program, costs);
     report_.predicted_step_seconds = static_cast<double>(predicted.end_ns()) * 1e-9;
     report_.measured_step_seconds = static_cast<double>(last_.trace.end_ns()) * 1e-9;

@@ -11,6 +11,7 @@
 #include "engine/train/metrics.h"
 #include "engine/train/run_setup.h"
 #include "engine/train/run_start.h"
+#include "engine/train/step_expectation.h"
 
 namespace overspill {
 
@@ -36,6 +37,10 @@ class Trainer {
 
   /// Trains to the end; `stop` makes it finish the step, save and return early.
   RunReport run(const std::atomic<bool>& stop);
+
+  /// Trains steps without keeping anything: those that settle (no update, an update from zero
+  /// moments, a steady one), then `steps` more, whose seconds it returns. Fewer when `stop` is set.
+  std::vector<double> time_steps(uint32_t steps, const std::atomic<bool>& stop);
 
   const RunSetup& setup() const { return setup_; }
 
@@ -63,8 +68,6 @@ class Trainer {
   void evaluate_and_log();
   void save();
   void log_step(const StepOutcome& outcome);
-  /// Rates of kinds of op that no step has shown yet.
-  CostModel fallback_costs() const;
   /// The time of a steady step, where offload.hardware_profile tells the machine's rates.
   void log_prediction();
   void finish_report();
@@ -91,8 +94,7 @@ class Trainer {
   std::unique_ptr<Progress> progress_;
   RunReport report_;
   StepOutcome last_;
-  std::optional<CostModel> measured_;  ///< from a step of the same program as the last one
-  const Program* measured_program_ = nullptr;
+  StepExpectations expectations_;
 };
 
 /// "predicted step time 12.3 s (profile): ..." of a Program, by the simulator.

@@ -80,8 +80,9 @@ class Search {
   }
 
   double score(const Prediction& prediction) const {
-    const double written = static_cast<double>(prediction.written) / real_.state_bytes();
-    return prediction.seconds * (1 + kWriteWeight * written);
+    const double traffic = kWriteWeight * static_cast<double>(prediction.written) +
+                           kReadWeight * static_cast<double>(prediction.read);
+    return prediction.seconds * (1 + traffic / real_.state_bytes());
   }
 
   bool exhausted() const { return ops_ >= most_ops_; }

@@ -11,8 +11,9 @@
 namespace overspill {
 
 /// How much longer a step may take at most to write nothing to drives instead of all of its state:
-/// drives wear. What lies between costs in proportion to the bytes.
-inline constexpr double kWriteWeight = 0.01;
+/// drives wear. What lies between costs in proportion to the bytes. Reads weigh less, so that none
+/// are made for nothing.
+inline constexpr double kWriteWeight = 0.01, kReadWeight = 0.001;
 
 struct PlacementChoice {
   PlanOptions options;        ///< with homes, layers updated twice and depth, for plan_layout
@@ -25,8 +26,9 @@ struct PlacementChoice {
 
 /// Chooses what the options leave open: kinds that are `automatic`, the prefetch depth unless set,
 /// and layers to update twice where updates run in the next forward and none was asked for. Minimal
-/// is seconds * (1 + kWriteWeight * written / state) of a steady step. Deterministic, bounded by
-/// simulated ops, `effort` times the usual number. Throws as plan_layout does.
+/// is seconds * (1 + (kWriteWeight * written + kReadWeight * read) / state) of a steady step.
+/// Deterministic, bounded by simulated ops, `effort` times the usual number. Throws as plan_layout
+/// does.
 PlacementChoice solve_placement(const ModelShape& model, const PlanOptions& options,
                                 const HardwareProfile& profile, double effort = 1);
 

@@ -128,6 +128,7 @@ Prediction PlacementPredictor::predict(const Placed& placed, bool generous) {
   Prediction prediction;
   prediction.seconds = static_cast<double>(simulate(program, costs_).end_ns()) * 1e-9;
   prediction.written = program.lane_bytes(Lane::nvme_write);
+  prediction.read = program.lane_bytes(Lane::nvme_read);
   prediction.ops = program.ops.size();
   for (const Lane lane : {Lane::nvme_read, Lane::nvme_write, Lane::h2d, Lane::d2h}) {
     prediction.moved += program.lane_bytes(lane);

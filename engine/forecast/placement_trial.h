@@ -20,6 +20,7 @@ struct Placed {
 struct Prediction {
   double seconds = 0;    ///< of a steady step
   uint64_t written = 0;  ///< bytes to drives, by this rank
+  uint64_t read = 0;     ///< bytes from drives
   uint64_t moved = 0;    ///< bytes that any lane transfers
   size_t ops = 0;        ///< of the Program it comes from: what the prediction cost
 };

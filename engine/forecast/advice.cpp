@@ -14,6 +14,7 @@ namespace {
 constexpr double kWorthSaying = 1.01;
 /// Programs of more chunks say no more about a step's time.
 constexpr uint64_t kFineChunks = 2048;
+constexpr double kQuickSearch = 0.3;  // of a run's own search: there are eight of them
 
 struct Change {
   std::string text;
@@ -57,9 +58,8 @@ std::vector<Change> changes(const ForecastRequest& request) {
       r.options.gradients = Placement::automatic;
     });
   }
-  if (o.update == UpdateTiming::next_forward && o.update_twice.empty()) {
-    setting("offload.update: twice",
-            [](ForecastRequest& r) { r.options.update_twice.assign(r.model.layers.size(), true); });
+  if (o.update == UpdateTiming::next_forward && !o.update_twice.empty()) {
+    setting("offload.update: auto", [](ForecastRequest& r) { r.options.update_twice.clear(); });
   }
   const uint32_t depth = o.prefetch_depth.value_or(1);
   setting(fmt::format("offload.prefetch_depth: {}", depth + 1),
@@ -77,6 +77,7 @@ ForecastRequest coarse(ForecastRequest request) {
   constexpr uint64_t kDefaultMost = uint64_t{4} << 20;
   if (share > kDefaultMost) {
     request.options.chunk_parameters = share / kParameterAlignment * kParameterAlignment;
+    request.search_effort = kQuickSearch;
   }
   return request;
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "engine/forecast/placement_search.h"
 #include "engine/plan/planner.h"
 #include "engine/run/simulator.h"
 
@@ -69,7 +70,9 @@ SpeedOfLight speed_of_light(const Program& program, const CostModel& costs) {
 
 Forecast make_forecast(const ForecastRequest& request) {
   Forecast f;
-  f.layout = plan_layout(request.model, request.options);
+  f.layout = plan_layout(request.model, solve_placement(request.model, request.options,
+                                                        request.hardware, request.search_effort)
+                                            .options);
   f.program = plan_step(f.layout, steady_step(request.options));
   const CostModel costs = cost_model(request.hardware, f.layout, request.options.ranks);
   f.trace = simulate(f.program, costs);

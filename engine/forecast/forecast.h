@@ -16,6 +16,7 @@ struct ForecastRequest {
   PlanOptions options;
   HardwareProfile hardware;
   std::optional<uint64_t> steps;  ///< of the run, where it is known
+  double search_effort = 1;       ///< of solve_placement
 };
 
 /// The time that no schedule of the same work can beat: what one resource needs for it alone.

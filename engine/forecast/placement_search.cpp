@@ -377,7 +377,7 @@ class Search {
 
 PlacementChoice solve_placement(const ModelShape& model, const PlanOptions& options,
                                 const HardwareProfile& profile, double effort) {
-  if (options.homes) return {.options = options};
+  if (options.homes || effort == 0) return {.options = options};
   Search search(model, options, profile);
   return search.anything_open() ? search.run(effort) : PlacementChoice{.options = options};
 }

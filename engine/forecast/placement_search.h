@@ -27,8 +27,8 @@ struct PlacementChoice {
 /// Chooses what the options leave open: kinds that are `automatic`, the prefetch depth unless set,
 /// and layers to update twice where updates run in the next forward and none was asked for. Minimal
 /// is seconds * (1 + (kWriteWeight * written + kReadWeight * read) / state) of a steady step.
-/// Deterministic, bounded by simulated ops, `effort` times the usual number. Throws as plan_layout
-/// does.
+/// Deterministic, bounded by simulated ops, `effort` times the usual number; 0 leaves the options
+/// as they are. Throws as plan_layout does.
 PlacementChoice solve_placement(const ModelShape& model, const PlanOptions& options,
                                 const HardwareProfile& profile, double effort = 1);
 

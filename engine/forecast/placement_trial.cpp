@@ -34,6 +34,16 @@ PlanOptions merge_micro_batches(PlanOptions options, uint32_t most) {
   return options;
 }
 
+/// The same bytes in fewer and larger slots.
+PlanOptions merge_slots(PlanOptions options, double coarseness) {
+  const auto merge = [&](std::optional<uint32_t>& slots) {
+    if (slots) slots = static_cast<uint32_t>(std::ceil(*slots / coarseness));
+  };
+  merge(options.record_slots);
+  merge(options.stage_slots);
+  return options;
+}
+
 /// A coarse op has the latency of all those that it stands for.
 CostModel coarse_costs(const ModelShape& model, const PlanOptions& options,
                        const HardwareProfile& profile, double chunks, double micro_batches) {
@@ -112,10 +122,10 @@ double PlacementView::state_bytes() const {
 PlacementPredictor::PlacementPredictor(const ModelShape& model, const PlanOptions& options,
                                        const HardwareProfile& profile, const Grain& grain)
     : micro_batches_(coarse_micro_batches(model, options, grain)),
-      view_(model, merge_micro_batches(options, micro_batches_),
-            coarse_chunk(model, options, grain.chunks)),
       coarseness_(static_cast<double>(coarse_chunk(model, options, grain.chunks)) /
                   static_cast<double>(choose_chunk_parameters(model, options))),
+      view_(model, merge_slots(merge_micro_batches(options, micro_batches_), coarseness_),
+            coarse_chunk(model, options, grain.chunks)),
       merged_(static_cast<double>(options.micro_batches) / micro_batches_),
       costs_(coarse_costs(model, options, profile, coarseness_, merged_)) {}
 

@@ -67,9 +67,9 @@ class PlacementPredictor {
 
  private:
   uint32_t micro_batches_;
-  PlacementView view_;
   double coarseness_;  ///< chunks that one of the coarse Program stands for
-  double merged_;      ///< micro-batches that one of the coarse Program stands for
+  PlacementView view_;
+  double merged_;  ///< micro-batches that one of the coarse Program stands for
   CostModel costs_;
 };
 

@@ -46,7 +46,8 @@ struct OffloadConfig {
   std::optional<uint32_t> record_slots;      ///< host slots of optimizer pages; default: by depth
   std::optional<uint32_t> stage_slots;       ///< host slots of weights and gradients; the same
   UpdateTiming update = UpdateTiming::next_forward;
-  bool update_twice = false;  ///< `update: twice`: in the next forward and again in its backward
+  /// `update: twice` or `next_forward`: all layers that can be, or none; empty: by prediction.
+  std::optional<bool> update_twice{};
   DeviceMode device = DeviceMode::unified;  ///< host device: `unified` or `discrete`
   IoOptions io;
   /// What `overspill bench nvme --profile` measured; rates of predictions, defaults of `io`.

@@ -22,15 +22,15 @@ ConfigKey placement(const char* name, Placement OffloadConfig::*member, const ch
 
 ConfigKey update_key() {
   return {"offload.update",
-          "next_forward, twice or in_backward",
-          "next_forward",
+          "auto, next_forward, twice or in_backward",
+          "auto",
           "twice",
-          "When a layer is updated; twice: in the next forward, and written in its backward; "
-          "in_backward needs max_grad_norm: 0.",
+          "When a layer is updated; twice: in the next forward, and written in its backward; auto: "
+          "each layer by one of these as predicted; in_backward needs max_grad_norm: 0.",
           [](const ConfigValue& value, TrainConfig& config) {
-            const std::vector<std::string> names = {"next_forward", "twice", "in_backward"};
+            const std::vector<std::string> names = {"auto", "next_forward", "twice", "in_backward"};
             const std::string& name = names[value_choice(value, names)];
-            config.offload.update_twice = name == "twice";
+            if (name != "auto") config.offload.update_twice = name == "twice";
             config.offload.update =
                 name == "in_backward" ? UpdateTiming::in_backward : UpdateTiming::next_forward;
           }};

@@ -10,6 +10,7 @@
 #include "engine/base/fd.h"
 #include "engine/base/log.h"
 #include "engine/base/units.h"
+#include "engine/forecast/placement_search.h"
 #include "offload/drive_locality.h"
 
 namespace overspill {
@@ -98,9 +99,20 @@ PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, con
   o.record_slots = offload.record_slots;
   o.stage_slots = offload.stage_slots;
   o.update = offload.update;
-  if (offload.update_twice) o.update_twice.assign(llama.model().layers.size(), true);
+  if (offload.update_twice) {
+    o.update_twice.assign(llama.model().layers.size(), *offload.update_twice);
+  }
   o.optimizer_settings = optimizer_settings(config);
   return o;
+}
+
+/// What the configuration leaves open, solved for its profile's rates or the defaults.
+PlanOptions solved_options(const TrainConfig& config, const PlanOptions& options,
+                           const ModelShape& model) {
+  const HardwareProfile rates = config.offload.hardware_profile.value_or(HardwareProfile{});
+  const PlacementChoice choice = solve_placement(model, options, rates);
+  log_info("{}", describe(choice));
+  return choice.options;
 }
 
 RunSetup::RunSetup(const TrainConfig& c)
@@ -109,8 +121,9 @@ RunSetup::RunSetup(const TrainConfig& c)
       model(trained_model(c)),
       batch{c.micro_batch_size, c.sequence_len},
       llama(model, weight_type(), batch, host_kernels()),
-      layout(plan_layout(model, plan_options(config, batch, llama))) {
-  if (config.offload.update_twice && layout.layers_updated_twice().empty()) {
+      layout(
+          plan_layout(model, solved_options(config, plan_options(config, batch, llama), model))) {
+  if (config.offload.update_twice.value_or(false) && layout.layers_updated_twice().empty()) {
     log_warning(
         "offload.update: twice: no layer has both its weights and its optimizer state on NVMe; all "
         "are updated once, as with next_forward");

@@ -161,7 +161,9 @@ class Tuner {
   std::optional<double> predict(const std::vector<std::string>& settings) {
     check_stop();
     try {
-      const Forecast f = make_forecast(forecast_request(config(settings), {}));
+      ForecastRequest request = forecast_request(config(settings), {});
+      request.search_effort = 0;  // thousands of points
+      const Forecast f = make_forecast(request);
       ++report_.simulated;
       return f.seconds();
     } catch (const Error& error) {

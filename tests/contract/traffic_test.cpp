@@ -45,6 +45,7 @@ class TrafficContract : public TrainingTest {
     made.offload.device = device;
     made.offload.prefetch_depth = depth;
     made.offload.activations = Placement::device;
+    made.offload.update_twice = false;
     const ModelShape model = RunSetup(made).model;
     EXPECT_EQ(model.layers.size(), 5u);
     return made;

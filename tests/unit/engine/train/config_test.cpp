@@ -333,7 +333,7 @@ TEST_F(TrainConfigRefusal, WrongOffloadValues) {
        {"  prefetch_depth: 65\n", {}, {"offload.prefetch_depth: found 65", "0 to 64, or auto"}},
        {"  chunk_parameters: 5000\n", {}, {"chunk_parameters: found 5000", "the next one is 8192"}},
        {"  chunk_parameters: 1MiB\n", {}, {"chunk_parameters: found \"1MiB\"", "multiple of 4096"}},
-       {"  update: later\n", {}, {"offload.update", "next_forward, twice or in_backward"}},
+       {"  update: later\n", {}, {"offload.update", "auto, next_forward, twice or in_backward"}},
        {"  device: cuda\n", {}, {"offload.device", "unified or discrete"}},
        {"  nvme_paths: {a: b}\n", {}, {"offload.nvme_paths: found a mapping", "list of paths"}},
        {"  nvme_paths: [/a, /a]\n", {}, {"offload.nvme_paths[1]: found \"/a\" a second time"}},

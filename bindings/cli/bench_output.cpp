@@ -12,7 +12,6 @@
 #include "engine/plan/profile_file.h"
 
 namespace overspill {
-namespace {
 
 void check_output(const std::filesystem::path& path, const char* option) {
   if (path.empty()) return;
@@ -24,8 +23,6 @@ void check_output(const std::filesystem::path& path, const char* option) {
          option, path.string());
   }
 }
-
-}  // namespace
 
 bool BenchProgressLine::is_terminal() { return ::isatty(STDERR_FILENO) == 1; }
 

@@ -27,7 +27,8 @@ class BenchProgressLine {
   static bool is_terminal();
 };
 
-/// Before minutes of measuring: throws Error(invalid_config) for a file that could not be written.
+/// Before minutes of work: throws Error(invalid_config) for a file that could not be written.
+void check_output(const std::filesystem::path& path, const char* option);
 void check_outputs(const BenchArguments& arguments);
 
 /// Writes the files that were asked for, and says where the profile is.

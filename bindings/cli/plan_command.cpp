@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "bindings/cli/bench_output.h"
 #include "engine/base/fd.h"
 #include "engine/forecast/forecast_report.h"
 #include "engine/plan/profile_file.h"
@@ -17,7 +18,8 @@ constexpr const char* kExamples =
     "\nExamples:\n"
     "  overspill plan llama.yaml\n"
     "  overspill plan llama.yaml --hardware this-machine.yaml --html plan.html\n"
-    "  overspill plan Llama-3.1-405B/config.json --hardware profiles/4x-rtx-pro-6000-8-gen5.yaml "
+    "  overspill plan Llama-3.1-405B/config.json --hardware "
+    "profiles/4x-rtx-pro-6000-8-gen5-enterprise.yaml "
     "\\\n"
     "      --set gradient_accumulation_steps=8 --set offload.update=in_backward --set "
     "max_grad_norm=0\n"
@@ -47,9 +49,16 @@ CLI::App* add_plan_command(CLI::App& app, PlanArguments& arguments) {
 }
 
 int run_plan(const PlanArguments& arguments) {
-  const TrainConfig config = load_plan_config(arguments.config, arguments.overrides);
+  check_output(arguments.json, "--json");
+  check_output(arguments.html, "--html");
+  check_output(arguments.trace, "--trace");
   PlanTarget target;
-  if (!arguments.hardware.empty()) target.hardware = load_profile(arguments.hardware);
+  if (!arguments.hardware.empty()) {
+    target.hardware = load_profile(arguments.hardware);
+    if (target.hardware->name.empty()) target.hardware->name = arguments.hardware.filename();
+  }
+  const TrainConfig config =
+      load_plan_config(arguments.config, arguments.overrides, target.hardware.has_value());
   target.ranks = arguments.ranks > 0 ? arguments.ranks
                  : target.hardware   ? target.hardware->device.count
                                      : 1;

@@ -207,6 +207,10 @@ std::vector<std::string> drives_of(const TopologyArguments& arguments, const Mac
            "--path {}: directories of this machine say nothing of the loaded one; leave --path out",
            path.string());
     }
+    if (!std::filesystem::exists(path)) {
+      fail(ErrorCode::not_found, "--path {}: does not exist; name a directory on a drive",
+           path.string());
+    }
     drives.push_back(drive_of(path));
     if (drives.back().empty()) {
       fail(ErrorCode::invalid_config,

@@ -73,6 +73,9 @@ CLI::App* add_tune_command(CLI::App& app, TuneArguments& arguments) {
 
 int run_tune(const TuneArguments& arguments) {
   const std::filesystem::path output = output_path(arguments);
+  check_output(output, "--output");
+  check_output(arguments.json, "--json");
+  check_output(arguments.html, "--html");
   std::signal(SIGINT, stop_tune);
   std::signal(SIGTERM, stop_tune);
   set_log_level(LogLevel::warning);  // a plan's lines, hundreds of times
@@ -92,12 +95,14 @@ int run_tune(const TuneArguments& arguments) {
     fmt::print(stderr, "overspill: {}\n", error.what());
     return 130;
   }
+  const bool better = !report.winner.settings.empty();
+  if (better) {
+    write_text_file(output, tuned_yaml(arguments.config, arguments.overrides, report));
+  }
   fmt::print("{}", tune_text(report));
+  if (better) fmt::print("written        {}\n", output.string());
   if (!arguments.json.empty()) write_text_file(arguments.json, tune_json(report));
   if (!arguments.html.empty()) write_text_file(arguments.html, tune_html(report));
-  if (report.winner.settings.empty()) return 0;
-  write_text_file(output, tuned_yaml(arguments.config, report));
-  fmt::print("written        {}\n", output.string());
   return 0;
 }
 

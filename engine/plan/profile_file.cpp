@@ -20,6 +20,8 @@ namespace overspill {
 namespace {
 
 constexpr int kVersion = 2;
+constexpr double kMost = 1e18;       // of any number: bytes, FLOPs a second
+constexpr double kMostSeconds = 60;  // of a latency
 constexpr uint64_t kSectorBytes = 4096, kMostBlockBytes = 64 * kMiB;
 constexpr uint32_t kMostDepth = 1024;
 
@@ -54,13 +56,16 @@ class Reader {
     const YAML::Node node = take(key);
     if (!node) return;
     value = quantity(node, key);
-    if (value <= 0) refuse(node, "{} must be above 0", key);
+    if (value < 1) refuse(node, "{} must be at least 1", key);
   }
   void rate_or_zero(const char* key, double& value) {
     if (const YAML::Node node = take(key)) value = quantity(node, key);
   }
   void seconds(const char* key, double& value) {
-    if (const YAML::Node node = take(key)) value = number(node, key);
+    const YAML::Node node = take(key);
+    if (!node) return;
+    value = number(node, key);
+    if (value > kMostSeconds) refuse(node, "{} must be at most {} seconds", key, kMostSeconds);
   }
   void text(const char* key, std::string& value) {
     if (const YAML::Node node = take(key)) value = node.as<std::string>("");
@@ -81,6 +86,9 @@ class Reader {
       for (const YAML::Node& cell : row) {
         value.back().push_back(static_cast<uint32_t>(integer(cell, key, 1u << 16)));
       }
+    }
+    for (const auto& row : value) {
+      if (row.size() != value.size()) refuse(mapping_[key], "{} must be as long as wide", key);
     }
   }
   void compute_op(const char* key, OpKind& value) { choose(key, kComputeOps, value); }
@@ -118,7 +126,8 @@ class Reader {
   [[noreturn]] void refuse(const YAML::Node& node, fmt::format_string<Args...> text,
                            Args&&... args) const {
     fail(ErrorCode::invalid_config, "{}:{}: {}; `overspill bench all --profile` writes such files",
-         path_.string(), node.Mark().line + 1, fmt::format(text, std::forward<Args>(args)...));
+         path_.string(), std::max(node.Mark().line + 1, 1),
+         fmt::format(text, std::forward<Args>(args)...));
   }
 
   YAML::Node take(const char* key) {
@@ -133,8 +142,13 @@ class Reader {
   }
 
   void expect_known_keys() const {
+    std::vector<std::string> seen;
     for (const auto& entry : mapping_) {
       const auto key = entry.first.as<std::string>("");
+      if (std::ranges::find(seen, key) != seen.end()) {
+        refuse(entry.first, "{}: \"{}\" is there twice", name_, key);
+      }
+      seen.push_back(key);
       if (std::ranges::find(names_, key) != names_.end()) continue;
       const std::string nearest = nearest_name(key, names_);
       refuse(entry.first, "{}: unknown key \"{}\"{}", name_, key,
@@ -144,8 +158,8 @@ class Reader {
 
   double number(const YAML::Node& node, const char* key) const {
     const double value = node.as<double>(NAN);
-    if (!std::isfinite(value) || value < 0) {
-      refuse(node, "{} must be a number of at least 0", key);
+    if (!std::isfinite(value) || value < 0 || value > kMost) {
+      refuse(node, "{} must be a number from 0 to {:g}", key, kMost);
     }
     return value;
   }
@@ -190,6 +204,32 @@ class Reader {
   std::vector<std::string> names_;
 };
 
+/// Of two flows at once, where only each alone is known: half, as of a resource that takes turns.
+void fill_in_shared_rates(const YAML::Node& root, HardwareProfile& profile) {
+  const auto given = [&](const char* section, const char* key) {
+    return root[section].IsDefined() && root[section][key].IsDefined();
+  };
+  const auto half = [&](const char* section, const char* alone, const char* both, double from,
+                        double& to) {
+    if (given(section, alone) && !given(section, both)) to = from / 2;
+  };
+  DrivesProfile& d = profile.drives;
+  LinkProfile& l = profile.link;
+  half("drives", "read", "mixed_read", d.read, d.mixed_read);
+  half("drives", "write", "mixed_write", d.write, d.mixed_write);
+  half("link", "h2d", "both_h2d", l.h2d, l.both_h2d);
+  half("link", "d2h", "both_d2h", l.d2h, l.both_d2h);
+}
+
+void check_device(const std::filesystem::path& path, const DeviceProfile& device) {
+  const bool knows_compute =
+      !device.compute.empty() || device.peak_flops != DeviceProfile().peak_flops;
+  if (!device.accelerator || (device.memory > 0 && knows_compute)) return;
+  fail(ErrorCode::invalid_config,
+       "{}: device: an accelerator needs memory, and peak_flops or compute; add them",
+       path.string());
+}
+
 }  // namespace
 
 HardwareProfile load_profile(const std::filesystem::path& path) {
@@ -209,6 +249,8 @@ HardwareProfile load_profile(const std::filesystem::path& path) {
          path.string(), kVersion, kVersion);
   }
   Reader::read(path, root, "a hardware profile", profile, "version");
+  fill_in_shared_rates(root, profile);
+  check_device(path, profile.device);
   return profile;
 }
 

@@ -261,7 +261,7 @@ TrainConfig load_train_config(const std::filesystem::path& path,
 }
 
 TrainConfig load_plan_config(const std::filesystem::path& path,
-                             const std::vector<std::string>& overrides) {
+                             const std::vector<std::string>& overrides, bool has_drives) {
   Values given, values;
   const bool shape_only = std::filesystem::is_directory(path) || path.extension() == ".json";
   if (!shape_only) put_file(path, given);
@@ -273,9 +273,12 @@ TrainConfig load_plan_config(const std::filesystem::path& path,
   }
   if (shape_only) {
     put_override("init_from_scratch=true", values);
-    put_override("base_model_config=" + std::filesystem::absolute(path).string(), values);
+    put_override(fmt::format("base_model_config={:?}", std::filesystem::absolute(path).string()),
+                 values);
   }
-  if (!given.contains("offload.nvme_paths")) put_override("offload.nvme_paths=[/]", values);
+  if ((shape_only || has_drives) && !given.contains("offload.nvme_paths")) {
+    put_override("offload.nvme_paths=[/]", values);
+  }
   for (const auto& [name, value] : given) values.insert_or_assign(name, value);
   return apply_values(values, path.string());
 }

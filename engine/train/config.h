@@ -104,17 +104,17 @@ OptimizerSettings optimizer_settings(const TrainConfig& config);
 TrainConfig load_train_config(const std::filesystem::path& path,
                               const std::vector<std::string>& overrides = {});
 
-/// The same for planning: what does not matter there may be missing, sequence_len is 4096 by
-/// default, and without nvme_paths the hardware's drives are meant. A Hugging Face config.json (or
-/// a directory with one) is a configuration of that model from scratch with all defaults.
+/// The same for planning: what does not matter there may be missing, and sequence_len is 4096 by
+/// default. A Hugging Face config.json (or a directory with one) is a configuration of that model
+/// from scratch with all defaults. There, and with `has_drives`, the hardware's drives are meant
+/// where nvme_paths are not set.
 TrainConfig load_plan_config(const std::filesystem::path& path,
-                             const std::vector<std::string>& overrides = {});
+                             const std::vector<std::string>& overrides, bool has_drives);
 
 /// The file's text with `key=value` settings in their places, under a line of comment; its own
 /// comments are not kept. The file must be one that load_train_config accepts.
 std::string config_with_settings(const std::filesystem::path& path,
-                                 std::span<const std::string> settings,
-                                 const std::string& comment);
+                                 std::span<const std::string> settings, const std::string& comment);
 
 /// Every key with its sentence, what it accepts and its default, for `overspill train --help-keys`.
 std::string describe_train_keys();

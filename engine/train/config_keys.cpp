@@ -164,8 +164,9 @@ void add_offload_keys(Keys& keys) {
       placement("offload.gradients", &OffloadConfig::gradients, "Tier of summed gradients."));
   keys.push_back(placement("offload.activations", &OffloadConfig::activations,
                            "Tier of the activations at layer boundaries."));
-  keys.push_back({"offload.prefetch_depth", "an integer from 0 to 64, or auto", "1", "2",
-                  "Layers loaded ahead of the one in compute.", apply_prefetch_depth});
+  keys.push_back({"offload.prefetch_depth", "an integer from 0 to 64, or auto",
+                  "1 or 2, as predicted", "2", "Layers loaded ahead of the one in compute.",
+                  apply_prefetch_depth});
   keys.push_back({"offload.chunk_parameters", "a multiple of 4096 from 4096 to 1073741824, or auto",
                   "a 32nd of a block, within 1 Mi and 4 Mi; less for small layers", "1048576",
                   "Parameters of one page of optimizer state.", apply_chunk_parameters});

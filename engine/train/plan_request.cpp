@@ -1,6 +1,9 @@
 // Budgets of ranks on described machines.
 #include "engine/train/plan_request.h"
 
+#include "engine/base/error.h"
+#include "engine/base/log.h"
+#include "engine/base/units.h"
 #include "engine/model/llama.h"
 #include "engine/train/run_setup.h"
 
@@ -11,14 +14,15 @@ uint64_t part_of(uint64_t bytes, double part, uint32_t ranks) {
   return static_cast<uint64_t>(static_cast<double>(bytes) * part / ranks) / 4096 * 4096;
 }
 
-/// `target.ranks` ranks share the host's memory and the drives; each has a device of its own.
+/// The ranks share the host's memory and the drives; each has a device of its own.
 void use_hardware(const OffloadConfig& offload, const HardwareProfile& hardware, uint32_t ranks,
                   PlanOptions& options) {
-  options.unified = !hardware.device.accelerator;
+  const bool accelerator = hardware.device.accelerator;
+  options.unified = !accelerator && offload.device == DeviceMode::unified;
   // Without an accelerator, the device's memory is half of the host's.
-  const double part = options.unified ? kHostPart / 2 : kHostPart;
-  const uint64_t host = part_of(hardware.host.memory, part, ranks);
-  const uint64_t device = options.unified ? host : part_of(hardware.device.memory, kDevicePart, 1);
+  const uint64_t host =
+      part_of(hardware.host.memory, accelerator ? kHostPart : kHostPart / 2, ranks);
+  const uint64_t device = accelerator ? part_of(hardware.device.memory, kDevicePart, 1) : host;
   if (!offload.device_memory && device > 0) options.device_memory = device;
   if (!offload.host_memory && host > 0) options.host_memory = host;
   if (!offload.nvme_capacity && hardware.drives.capacity > 0) {
@@ -26,6 +30,20 @@ void use_hardware(const OffloadConfig& offload, const HardwareProfile& hardware,
   }
   options.nvme_files = hardware.drives.count;
   options.nvme_shares.clear();
+}
+
+void check_ranks(const HardwareProfile& hardware, uint32_t ranks) {
+  const DeviceProfile& device = hardware.device;
+  if (device.accelerator && ranks > device.count) {
+    fail(ErrorCode::invalid_config,
+         "--ranks {}: the profile has {} device{} ({}), and each rank needs one; lower --ranks, or "
+         "raise device.count in the profile",
+         ranks, device.count, device.count == 1 ? "" : "s", device.name);
+  }
+  if (ranks > 1 && hardware.collective == CollectiveProfile{}) {
+    log_warning("the profile has no collective rates: {} a rank are assumed",
+                format_rate(hardware.collective.all_gather));
+  }
 }
 
 }  // namespace
@@ -41,8 +59,16 @@ ForecastRequest forecast_request(const TrainConfig& config, const PlanTarget& ta
   request.options.ranks = target.ranks;
   request.hardware =
       target.hardware.value_or(config.offload.hardware_profile.value_or(HardwareProfile{}));
-  if (target.hardware) {
-    use_hardware(config.offload, *target.hardware, target.ranks, request.options);
+  check_ranks(request.hardware, target.ranks);
+  // This machine's memory is a third each by default: a rank's part of it.
+  if (!config.offload.device_memory) request.options.device_memory /= target.ranks;
+  if (!config.offload.host_memory) request.options.host_memory /= target.ranks;
+  if (target.hardware || request.hardware.device.accelerator) {
+    use_hardware(config.offload, request.hardware, target.ranks, request.options);
+  }
+  if (config.sequence_len > model.config.max_position_embeddings) {
+    log_warning("sequence_len {} is above the model's max_position_embeddings {}",
+                config.sequence_len, model.config.max_position_embeddings);
   }
   request.steps = config.max_steps;
   return request;

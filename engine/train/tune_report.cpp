@@ -116,10 +116,13 @@ std::string tune_json(const TuneReport& report) {
   return json.dump(2) + "\n";
 }
 
-std::string tuned_yaml(const std::filesystem::path& config, const TuneReport& report) {
+std::string tuned_yaml(const std::filesystem::path& config,
+                       const std::vector<std::string>& overrides, const TuneReport& report) {
+  std::vector<std::string> settings = overrides;
+  settings.insert(settings.end(), report.winner.settings.begin(), report.winner.settings.end());
   const std::string comment =
       fmt::format("{} tuned by `overspill tune`: {}", config.filename().string(), verdict(report));
-  return config_with_settings(config, report.winner.settings, comment);
+  return config_with_settings(config, settings, comment);
 }
 
 }  // namespace overspill

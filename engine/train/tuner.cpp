@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "engine/base/error.h"
+#include "engine/base/log.h"
 #include "engine/base/units.h"
 #include "engine/model/llama.h"
 #include "engine/train/trainer.h"
@@ -22,9 +23,11 @@ namespace {
 
 /// A shorter step than the file's by less is noise.
 constexpr double kWorthChanging = 0.99;
+constexpr double kSettingCost = 0.002, kSameProgram = 0.0005;
 constexpr uint32_t kDeepest = 4;
-constexpr size_t kKept = 20;   // predictions
-constexpr size_t kShown = 20;  // lines of progress
+constexpr size_t kPlaced = 40;  // points whose placement is searched
+constexpr size_t kKept = 20;    // predictions
+constexpr size_t kShown = 20;   // lines of progress
 
 /// One dimension of the grid: settings that exclude each other; an empty one keeps the file's.
 using Axis = std::vector<std::vector<std::string>>;
@@ -142,7 +145,7 @@ class Tuner {
       : options_(options), run_(run), stop_(stop), progress_(progress), base_(config({})) {}
 
   TuneReport tune() {
-    simulate_grid();
+    simulate();
     measure();
     plot_depths();
     return std::move(report_);
@@ -157,12 +160,13 @@ class Tuner {
     if (stop_) fail(ErrorCode::cancelled, "interrupted; nothing was written");
   }
 
-  /// Nothing for settings that do not fit.
-  std::optional<double> predict(const std::vector<std::string>& settings) {
+  /// Nothing for settings that do not fit. `effort` as of solve_placement: 0 for thousands of
+  /// points.
+  std::optional<double> predict(const std::vector<std::string>& settings, double effort) {
     check_stop();
     try {
       ForecastRequest request = forecast_request(config(settings), {});
-      request.search_effort = 0;  // thousands of points
+      request.search_effort = settings.empty() ? 1 : effort;  // what is measured against
       const Forecast f = make_forecast(request);
       ++report_.simulated;
       return f.seconds();
@@ -172,35 +176,65 @@ class Tuner {
     }
   }
 
-  void simulate_grid() {
-    const Layout layout =
-        plan_layout(forecast_request(base_, {}).model, forecast_request(base_, {}).options);
-    const std::array<Axis, 5> axes = {depth_axis(), chunk_axis(layout), update_axis(base_),
-                                      split_axis(base_), slot_axis()};
-    const auto points = grid(axes);
-    for (size_t i = 0; i < points.size(); ++i) {
-      const std::optional<double> seconds = predict(points[i]);
-      if (seconds) report_.best.push_back({points[i], *seconds, std::nullopt});
-      const size_t done = i + 1, shown = std::max<size_t>(1, points.size() / kShown);
-      if (done % shown == 0 || done == points.size()) {
-        progress_("simulate", done, points.size(), "");
-      }
+  /// All points with the placement that costs nothing to find, then the best as a run places them.
+  void simulate() {
+    const Layout layout = make_forecast(forecast_request(base_, {})).layout;
+    std::array<Axis, 5> axes = {depth_axis(), chunk_axis(layout), update_axis(base_),
+                                split_axis(base_), slot_axis()};
+    for (Axis& axis : axes) keep_overrides(axis);
+    const size_t as_is = predict_all("simulate", grid(axes), 0);
+    std::vector<std::vector<std::string>> points = {std::move(report_.best[as_is].settings)};
+    for (const TuneTrial& trial : report_.best) {
+      if (points.size() > kPlaced) break;
+      if (!trial.settings.empty()) points.push_back(trial.settings);
     }
-    const TuneTrial as_is = report_.best.front();
-    // Fewer changes first among equals.
-    std::ranges::stable_sort(report_.best, {}, [](const TuneTrial& trial) {
-      return std::pair(std::round(trial.predicted * 1e6), trial.settings.size());
-    });
+    const TuneTrial file = report_.best[predict_all("place", points, 1)];
     drop_equals();
-    const auto kept = std::ranges::find(report_.best, as_is.settings, &TuneTrial::settings);
-    if (kept == report_.best.end()) report_.best.push_back(as_is);
+    const auto kept = std::ranges::find(report_.best, file.settings, &TuneTrial::settings);
+    if (kept == report_.best.end()) report_.best.push_back(file);
   }
 
-  /// Of settings with the same predicted time, which mostly are the same Program, keeps the first.
+  /// What the command line sets is not searched.
+  void keep_overrides(Axis& axis) const {
+    const auto key = [](const std::string& setting) {
+      return setting.substr(0, setting.find('='));
+    };
+    std::erase_if(axis, [&](const std::vector<std::string>& settings) {
+      return std::ranges::any_of(settings, [&](const std::string& setting) {
+        return std::ranges::any_of(options_.overrides, [&](const std::string& override) {
+          return key(override) == key(setting);
+        });
+      });
+    });
+  }
+
+  /// Fills report_.best, fastest first; returns where the file as it is is among them.
+  size_t predict_all(const char* phase, const std::vector<std::vector<std::string>>& points,
+                     double effort) {
+    report_.best.clear();
+    const size_t shown = std::max<size_t>(1, points.size() / kShown);
+    for (size_t i = 0; i < points.size(); ++i) {
+      const std::optional<double> seconds = predict(points[i], effort);
+      if (seconds) report_.best.push_back({points[i], *seconds, std::nullopt});
+      const size_t done = i + 1;
+      if (done % shown == 0 || done == points.size()) progress_(phase, done, points.size(), "");
+    }
+    // A change must earn what makes the file longer.
+    std::ranges::stable_sort(report_.best, {}, [](const TuneTrial& trial) {
+      return trial.predicted * (1 + kSettingCost * static_cast<double>(trial.settings.size()));
+    });
+    const auto file = std::ranges::find_if(
+        report_.best, [](const TuneTrial& trial) { return trial.settings.empty(); });
+    return static_cast<size_t>(file - report_.best.begin());
+  }
+
+  /// Of neighbours with the same predicted time, which mostly are the same Program, keeps the
+  /// first.
   void drop_equals() {
     std::vector<TuneTrial> kept;
     for (TuneTrial& trial : report_.best) {
-      const bool equal = !kept.empty() && trial.predicted < kept.back().predicted * 1.0005;
+      const bool equal =
+          !kept.empty() && std::abs(trial.predicted / kept.back().predicted - 1) < kSameProgram;
       if (!equal && kept.size() < kKept) kept.push_back(std::move(trial));
     }
     report_.best = std::move(kept);
@@ -227,7 +261,8 @@ class Tuner {
         report_.best, [](const TuneTrial& trial) { return trial.settings.empty(); });
     report_.winner = *as_is;
     if (options_.runs == 0) {
-      report_.winner = report_.best.front();
+      const TuneTrial& best = report_.best.front();
+      if (best.predicted < kWorthChanging * as_is->predicted) report_.winner = best;
       return;
     }
     measure_one(*as_is);
@@ -238,7 +273,9 @@ class Tuner {
     }
     if (base_.offload.nvme_paths.empty()) return choose_winner();
     TuneTrial best = fastest();
-    for (const auto& settings : drive_settings(base_)) {
+    Axis queues = drive_settings(base_);
+    keep_overrides(queues);
+    for (const auto& settings : queues) {
       if (!runs_left()) break;
       measure_one({both(best.settings, settings), best.predicted, std::nullopt});
       best = fastest();
@@ -261,7 +298,7 @@ class Tuner {
     for (uint32_t depth = 0; depth <= kDeepest; ++depth) {
       const auto settings =
           both(report_.winner.settings, {fmt::format("offload.prefetch_depth={}", depth)});
-      if (const auto seconds = predict(settings)) report_.by_depth.emplace_back(depth, *seconds);
+      if (const auto seconds = predict(settings, 1)) report_.by_depth.emplace_back(depth, *seconds);
     }
   }
 
@@ -291,6 +328,14 @@ TuneRunner short_runs(uint32_t steps, const std::atomic<bool>& stop) {
 
 TuneReport tune(const TuneOptions& options, const TuneRunner& run, const std::atomic<bool>& stop,
                 const TuneProgress& progress) {
+  const bool has_rates =
+      load_train_config(options.config, options.overrides).offload.hardware_profile.has_value();
+  if (!has_rates) {
+    log_warning(
+        "{}: no offload.hardware_profile, so predictions use the rates of a small server; "
+        "`overspill bench all --profile` measures this machine's",
+        options.config.string());
+  }
   return Tuner(options, run, stop, progress).tune();
 }
 

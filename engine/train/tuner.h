@@ -55,7 +55,9 @@ std::string tune_text(const TuneReport& report);
 /// The same with the plot of step time over prefetch depth; self-contained.
 std::string tune_html(const TuneReport& report);
 std::string tune_json(const TuneReport& report);
-/// The training file with the winner's settings in their places. Comments are not kept.
-std::string tuned_yaml(const std::filesystem::path& config, const TuneReport& report);
+/// The training file with the overrides and the winner's settings in their places. Comments are not
+/// kept.
+std::string tuned_yaml(const std::filesystem::path& config,
+                       const std::vector<std::string>& overrides, const TuneReport& report);
 
 }  // namespace overspill

@@ -31,7 +31,10 @@ TEST_F(TuneTest, SimulatesManyAndRunsFew) {
   std::set<std::vector<std::string>> tried;
   for (const TuneTrial& trial : report.measured) tried.insert(trial.settings);
   EXPECT_EQ(tried.size(), 6u) << "nothing twice";
-  EXPECT_TRUE(std::ranges::is_sorted(report.best, {}, &TuneTrial::predicted));
+  for (const TuneTrial& trial : report.best) {
+    EXPECT_LE(report.best.front().predicted, trial.predicted * 1.03) << "fastest first, but for "
+                                                                        "what settings cost";
+  }
 }
 
 TEST_F(TuneTest, SaysWhenNothingBeatsTheFile) {
@@ -51,9 +54,10 @@ TEST_F(TuneTest, TheFastestRunWinsWhateverWasPredicted) {
   EXPECT_NE(std::ranges::find(settings, "offload.io.block_size=2097152"), settings.end());
   // The written file is a training file with the winner's settings, and only those, changed.
   const fs::path path = root_ / "tuned.yaml";
-  write_text_file(path, tuned_yaml(root_ / "train.yaml", report));
+  write_text_file(path, tuned_yaml(root_ / "train.yaml", {"seed=7"}, report));
   const TrainConfig tuned = load_train_config(path);
   EXPECT_EQ(tuned.offload.io.block_size, 2 * kMiB);
+  EXPECT_EQ(tuned.seed, 7u) << "what the command line set";
   EXPECT_EQ(tuned.learning_rate, configs.front().learning_rate);
   EXPECT_EQ(tuned.micro_batch_size * tuned.gradient_accumulation_steps, 2u);
   EXPECT_TRUE(has(tune_html(report), "</html>"));

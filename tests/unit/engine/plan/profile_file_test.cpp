@@ -96,6 +96,12 @@ TEST_F(ProfileFileTest, AcceptsUnitsOfBytes) {
   EXPECT_EQ(load_profile(path()).host.memory, 3 * kTiB / 2);
 }
 
+TEST_F(ProfileFileTest, FlowsOfWhichOnlyEachAloneIsKnownTakeTurns) {
+  write_text_file(path(), "version: 2\ndrives: {read: 4GB, write: 2GB, mixed_write: 2GB}\n");
+  EXPECT_DOUBLE_EQ(load_profile(path()).drives.mixed_read, 2e9);
+  EXPECT_DOUBLE_EQ(load_profile(path()).drives.mixed_write, 2e9);
+}
+
 TEST_F(ProfileFileTest, RefusesDamagedFiles) {
   const std::string hint = "; `overspill bench all --profile` writes such files";
   EXPECT_EQ(
@@ -105,9 +111,9 @@ TEST_F(ProfileFileTest, RefusesDamagedFiles) {
             "drives.yaml:1: a hardware profile of version 2 is needed (version: 2); write the file "
             "anew with `overspill bench all --profile`");
   EXPECT_EQ(refusal("version: 2\ndrives:\n  read: -1\n"),
-            "drives.yaml:3: read must be a number of at least 0" + hint);
+            "drives.yaml:3: read must be a number from 0 to 1e+18" + hint);
   EXPECT_EQ(refusal("version: 2\ndrives: {write: 0}\n"),
-            "drives.yaml:2: write must be above 0" + hint);
+            "drives.yaml:2: write must be at least 1" + hint);
   EXPECT_EQ(refusal("version: 2\nlink: {h2d: fast}\n"),
             "drives.yaml:2: h2d must be a number, or one with a unit such as 55GB" + hint);
   EXPECT_EQ(refusal("version: 2\nhost: {numa_distances: [10, 20]}\n"),
@@ -121,6 +127,15 @@ TEST_F(ProfileFileTest, RefusesDamagedFiles) {
       "drives.yaml:3: block_size 1000 must be a multiple of 4096 of at most 64.00 MiB" + hint);
   EXPECT_EQ(refusal("version: 2\ndrives: {settings: {block_size: 4096, read_depth: 1}}\n"),
             "drives.yaml:2: read_depth and write_depth must be integers from 1 to 1024" + hint);
+  EXPECT_EQ(refusal("version: 2\nlink: {h2d: 1GB, h2d: 2GB}\n"),
+            "drives.yaml:2: link: \"h2d\" is there twice" + hint);
+  EXPECT_EQ(refusal("version: 2\ndrives: {latency: 1e300}\n"),
+            "drives.yaml:2: latency must be a number from 0 to 1e+18" + hint);
+  EXPECT_EQ(refusal("version: 2\nhost: {numa_distances: [[10, 20]]}\n"),
+            "drives.yaml:2: numa_distances must be as long as wide" + hint);
+  EXPECT_EQ(
+      refusal("version: 2\ndevice: {accelerator: true, memory: 8GB}\n"),
+      "drives.yaml: device: an accelerator needs memory, and peak_flops or compute; add them");
   EXPECT_TRUE(refusal("version: [2\n").starts_with("drives.yaml:2: not valid YAML"));
   EXPECT_EQ(refusal("just text\n"), "drives.yaml:1: a hardware profile must be a mapping" + hint);
 }

@@ -65,8 +65,8 @@ int run_plan(const PlanArguments& arguments) {
   const ForecastRequest request = forecast_request(config, target);
   const Forecast forecast = make_forecast(request);
   verify_program(forecast.program, forecast.layout);
-  std::vector<Advice> advice;
-  if (!arguments.no_advice) advice = advise(request);
+  TriedAdvice advice;
+  if (!arguments.no_advice) advice = advise(request, forecast);
   fmt::print("{}", forecast_text(request, forecast, advice));
   if (!arguments.json.empty()) {
     write_text_file(arguments.json, forecast_json(request, forecast, advice));

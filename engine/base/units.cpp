@@ -161,6 +161,7 @@ std::string format_seconds(double seconds) {
     return fmt::format("{:.0f}m{:02.0f}s", std::floor(whole / 60), std::fmod(whole, 60));
   }
   const double minutes = std::round(seconds / 60);
+  if (minutes >= 100 * 60) return fmt::format("{:.0f} days", minutes / (24 * 60));
   return fmt::format("{:.0f}h{:02.0f}m", std::floor(minutes / 60), std::fmod(minutes, 60));
 }
 

@@ -34,12 +34,13 @@ void add_endurance(const ForecastRequest& request, Forecast& f) {
   if (request.steps) f.life_share = written * static_cast<double>(*request.steps) / endurance;
 }
 
-/// Loading reads the weights and writes all state that lives on drives; saving reads that state and
-/// writes the checkpoint. Reads and writes of the same drives take turns.
+/// Loading reads the weights and writes those and the state that live on drives; saving reads what
+/// lives there and writes the checkpoint. Reads and writes of the same drives take turns.
 void add_load_and_save(const ForecastRequest& request, Forecast& f) {
   const DrivesProfile& d = request.hardware.drives;
   const double ranks = request.options.ranks;
-  const auto spilled = static_cast<double>(f.layout.nvme_bytes);
+  const auto spilled = static_cast<double>(f.layout.home_bytes(PageKind::weight, Tier::nvme) +
+                                           f.layout.home_bytes(PageKind::optimizer, Tier::nvme));
   f.load_seconds = ranks * (checkpoint_bytes(f.layout, false) / d.read + spilled / d.write);
   f.save_seconds = ranks * (spilled / d.read + checkpoint_bytes(f.layout, true) / d.write);
 }
@@ -66,6 +67,24 @@ SpeedOfLight speed_of_light(const Program& program, const CostModel& costs) {
   for (size_t i = 0; i < kLanes; ++i) raise(lanes[i], lane_name(static_cast<Lane>(i)));
   for (size_t r = 0; r < kResources; ++r) raise(resources[r], kResourceNames[r]);
   return light;
+}
+
+TierUse tier_use(const Layout& layout, Tier tier) {
+  const PlanOptions& o = layout.options;
+  const std::array<std::pair<uint64_t, uint64_t>, 3> sizes = {
+      {{layout.device_bytes, o.device_memory},
+       {layout.host_bytes, o.host_memory},
+       {layout.nvme_bytes, o.nvme_capacity}}};
+  const auto [used, budget] = sizes[static_cast<size_t>(tier)];
+  TierUse use{.weights = layout.home_bytes(PageKind::weight, tier),
+              .optimizer = layout.home_bytes(PageKind::optimizer, tier),
+              .gradients = layout.home_bytes(PageKind::gradient, tier),
+              .activations = layout.home_bytes(PageKind::activation, tier) +
+                             layout.home_bytes(PageKind::activation_gradient, tier),
+              .used = used,
+              .budget = budget};
+  use.buffers = used - (use.weights + use.optimizer + use.gradients + use.activations);
+  return use;
 }
 
 Forecast make_forecast(const ForecastRequest& request) {

@@ -44,6 +44,17 @@ struct Forecast {
   double tokens_per_second() const { return tokens_per_step / summary.seconds; }
 };
 
+/// What fills a tier of one rank, in bytes: pages at home there, and buffers, which are the slots
+/// that pages pass through.
+struct TierUse {
+  uint64_t weights = 0, optimizer = 0, gradients = 0;
+  uint64_t activations = 0;  ///< with their gradients
+  uint64_t buffers = 0;
+  uint64_t used = 0;  ///< all of the above
+  uint64_t budget = 0;
+};
+TierUse tier_use(const Layout& layout, Tier tier);
+
 /// Throws Error(does_not_fit) saying what is short.
 Forecast make_forecast(const ForecastRequest& request);
 

@@ -125,20 +125,13 @@ std::string tier_map(const Layout& layout) {
     const auto bar = [&](const char* name, uint64_t bytes) {
       plot.bars.push_back({.label = name, .parts = {static_cast<double>(bytes) / kGiB}});
     };
-    const uint64_t used = tier == Tier::device ? layout.device_bytes
-                          : tier == Tier::host ? layout.host_bytes
-                                               : layout.nvme_bytes;
-    if (used == 0) continue;
-    const uint64_t weights = layout.home_bytes(PageKind::weight, tier);
-    const uint64_t state = layout.home_bytes(PageKind::optimizer, tier);
-    const uint64_t gradients = layout.home_bytes(PageKind::gradient, tier);
-    const uint64_t activations = layout.home_bytes(PageKind::activation, tier) +
-                                 layout.home_bytes(PageKind::activation_gradient, tier);
-    bar("weights", weights);
-    bar("optimizer", state);
-    bar("gradients", gradients);
-    bar("activations", activations);
-    bar("buffers", used - std::min(used, weights + state + gradients + activations));
+    const TierUse use = tier_use(layout, tier);
+    if (use.used == 0) continue;
+    bar("weights", use.weights);
+    bar("optimizer", use.optimizer);
+    bar("gradients", use.gradients);
+    bar("activations", use.activations);
+    bar("buffers", use.buffers);
     html += draw(plot);
   }
   return html + "</div>\n";
@@ -147,7 +140,7 @@ std::string tier_map(const Layout& layout) {
 }  // namespace
 
 std::string forecast_html(const ForecastRequest& request, const Forecast& f,
-                          std::span<const Advice> advice) {
+                          const TriedAdvice& advice) {
   const std::string where = request.options.ranks > 1 ? ", on each rank" : "";
   return html_page("Overspill: forecast", "A step, predicted",
                    kStyle + ("<pre>" + html_escaped(forecast_text(request, f, advice))) +

@@ -8,20 +8,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json tier_json(const Layout& layout, Tier tier) {
-  const PlanOptions& o = layout.options;
-  const std::array<std::pair<uint64_t, uint64_t>, 3> sizes = {
-      {{layout.device_bytes, o.device_memory},
-       {layout.host_bytes, o.host_memory},
-       {layout.nvme_bytes, o.nvme_capacity}}};
-  const auto [used, budget] = sizes[static_cast<size_t>(tier)];
-  Json json = {{"used", used}, {"budget", budget == UINT64_MAX ? Json() : Json(budget)}};
-  json["weights"] = layout.home_bytes(PageKind::weight, tier);
-  json["optimizer"] = layout.home_bytes(PageKind::optimizer, tier);
-  json["gradients"] = layout.home_bytes(PageKind::gradient, tier);
-  json["activations"] = layout.home_bytes(PageKind::activation, tier) +
-                        layout.home_bytes(PageKind::activation_gradient, tier);
-  return json;
+Json tier_json(const TierUse& use) {
+  return {{"used", use.used},
+          {"budget", use.budget == UINT64_MAX ? Json() : Json(use.budget)},
+          {"weights", use.weights},
+          {"optimizer", use.optimizer},
+          {"gradients", use.gradients},
+          {"activations", use.activations},
+          {"buffers", use.buffers}};
 }
 
 Json lanes_json(const Forecast& f) {
@@ -41,22 +35,28 @@ Json optional_json(const std::optional<T>& value) {
   return value ? Json(*value) : Json();
 }
 
-}  // namespace
-
-std::string forecast_json(const ForecastRequest& request, const Forecast& f,
-                          std::span<const Advice> advice) {
-  Json tiers;
-  for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
-    tiers[tier_name(tier)] = tier_json(f.layout, tier);
-  }
+/// null where none was tried.
+Json advice_json(const TriedAdvice& advice) {
+  if (!advice) return {};
   Json changes = Json::array();
-  for (const Advice& a : advice) {
+  for (const Advice& a : *advice) {
     changes.push_back({{"change", a.change},
                        {"setting", a.setting},
                        {"step_seconds", a.seconds},
                        {"tokens_per_second", a.tokens_per_second},
                        {"gain", a.gain},
                        {"written_per_step", a.written_per_step}});
+  }
+  return changes;
+}
+
+}  // namespace
+
+std::string forecast_json(const ForecastRequest& request, const Forecast& f,
+                          const TriedAdvice& advice) {
+  Json tiers;
+  for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
+    tiers[tier_name(tier)] = tier_json(tier_use(f.layout, tier));
   }
   const Json json = {{"parameters", request.model.parameters()},
                      {"hardware", request.hardware.name},
@@ -76,7 +76,7 @@ std::string forecast_json(const ForecastRequest& request, const Forecast& f,
                      {"life_share", optional_json(f.life_share)},
                      {"load_seconds", f.load_seconds},
                      {"save_seconds", f.save_seconds},
-                     {"advice", changes}};
+                     {"advice", advice_json(advice)}};
   return json.dump(2) + "\n";
 }
 

@@ -1,7 +1,6 @@
 // A forecast for people and programs: text, JSON, one HTML page. Pure functions.
 #pragma once
 
-#include <span>
 #include <string>
 
 #include "engine/forecast/advice.h"
@@ -9,11 +8,11 @@
 namespace overspill {
 
 std::string forecast_text(const ForecastRequest& request, const Forecast& forecast,
-                          std::span<const Advice> advice);
+                          const TriedAdvice& advice);
 std::string forecast_json(const ForecastRequest& request, const Forecast& forecast,
-                          std::span<const Advice> advice);
+                          const TriedAdvice& advice);
 /// Self-contained: the timeline of a step per lane, the map of the tiers, the tables.
 std::string forecast_html(const ForecastRequest& request, const Forecast& forecast,
-                          std::span<const Advice> advice);
+                          const TriedAdvice& advice);
 
 }  // namespace overspill

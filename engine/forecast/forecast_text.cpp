@@ -7,12 +7,6 @@
 namespace overspill {
 namespace {
 
-constexpr std::array<std::pair<PageKind, const char*>, 4> kKinds = {
-    {{PageKind::weight, "weights"},
-     {PageKind::optimizer, "optimizer"},
-     {PageKind::gradient, "gradients"},
-     {PageKind::activation, "activations"}}};
-
 double percent(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
 
 std::string head(const ForecastRequest& request, const Forecast& f) {
@@ -29,26 +23,20 @@ std::string head(const ForecastRequest& request, const Forecast& f) {
       o.micro_batches == 1 ? "" : "es", o.micro_batch_tokens);
 }
 
+/// "-" for nothing.
+std::string size_text(uint64_t bytes) { return bytes == 0 ? "-" : format_bytes(bytes); }
+
 std::string tiers(const Forecast& f) {
-  const Layout& layout = f.layout;
-  const PlanOptions& o = layout.options;
+  constexpr const char* kRow = "{:<14} {:<11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11}\n";
   std::string text =
-      fmt::format("fits           {:<12} {:>12} {:>14} {:>12} {:>12} {:>12} {:>12}\n",
-                  o.ranks > 1 ? "(each rank)" : "", "used", "budget", "weights", "optimizer",
-                  "gradients", "activations");
-  const std::array<std::pair<uint64_t, uint64_t>, 3> sizes = {
-      {{layout.device_bytes, o.device_memory},
-       {layout.host_bytes, o.host_memory},
-       {layout.nvme_bytes, o.nvme_capacity}}};
+      fmt::format(kRow, "fits", f.layout.options.ranks > 1 ? "(each rank)" : "", "used", "budget",
+                  "weights", "optimizer", "gradients", "activations", "buffers");
   for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
-    const auto [used, budget] = sizes[static_cast<size_t>(tier)];
-    text += fmt::format("               {:<12} {:>12} {:>14}", tier_name(tier), format_bytes(used),
-                        budget == UINT64_MAX ? "as needed" : format_bytes(budget));
-    for (const auto& [kind, name] : kKinds) {
-      const uint64_t bytes = layout.home_bytes(kind, tier);
-      text += fmt::format(" {:>12}", bytes == 0 ? "-" : format_bytes(bytes));
-    }
-    text += "\n";
+    const TierUse use = tier_use(f.layout, tier);
+    text += fmt::format(kRow, "", tier_name(tier), size_text(use.used),
+                        use.budget == UINT64_MAX ? "as needed" : format_bytes(use.budget),
+                        size_text(use.weights), size_text(use.optimizer), size_text(use.gradients),
+                        size_text(use.activations), size_text(use.buffers));
   }
   return text;
 }
@@ -67,27 +55,35 @@ std::string lanes(const Forecast& f) {
   return text;
 }
 
+/// "use 3.2 % of it", "use it up 371 times".
+std::string share_text(double share) {
+  if (share >= 10) return fmt::format("use it up {:.0f} times", share);
+  return share >= 0.1 ? fmt::format("use {:.0f} % of it", 100 * share)
+                      : fmt::format("use {:.2g} % of it", 100 * share);
+}
+
 std::string wear(const ForecastRequest& request, const Forecast& f) {
   if (f.written_per_step == 0) return "drives         nothing is written in a step\n";
   std::string text = fmt::format("drives         {} written a step by all ranks",
                                  format_bytes(f.written_per_step));
   if (f.life_days) {
-    text += fmt::format("; their endurance of {} lasts {:.0f} days of training",
-                        format_bytes(request.hardware.drives.endurance), *f.life_days);
+    text += fmt::format("; their endurance of {:.6g} TB lasts {} of training",
+                        static_cast<double>(request.hardware.drives.endurance) * 1e-12,
+                        format_seconds(*f.life_days * 86400));
   } else {
     text += "; their endurance is not in the profile (drives.endurance)";
   }
   if (f.life_share) {
-    text += fmt::format("; this run's {} steps use {:.2g} % of it", *request.steps,
-                        100 * *f.life_share);
+    text += fmt::format("; this run's {} steps {}", *request.steps, share_text(*f.life_share));
   }
   return text + "\n";
 }
 
-std::string advice_text(std::span<const Advice> advice) {
-  if (advice.empty()) return "advice         nothing tried gains a percent\n";
+std::string advice_text(const TriedAdvice& tried) {
+  if (!tried) return "";
+  if (tried->empty()) return "advice         nothing tried gains a percent\n";
   std::string text = "advice         tokens/s   step      what to change\n";
-  for (const Advice& a : advice) {
+  for (const Advice& a : *tried) {
     text += fmt::format("               {:>+7.1f} % {:>8}   {}{}\n", 100 * (a.gain - 1),
                         format_seconds(a.seconds), a.change, a.setting ? "" : " (hardware)");
   }
@@ -97,7 +93,7 @@ std::string advice_text(std::span<const Advice> advice) {
 }  // namespace
 
 std::string forecast_text(const ForecastRequest& request, const Forecast& f,
-                          std::span<const Advice> advice) {
+                          const TriedAdvice& advice) {
   const double run = request.steps ? f.seconds() * static_cast<double>(*request.steps) : 0;
   return head(request, f) + tiers(f) +
          fmt::format(

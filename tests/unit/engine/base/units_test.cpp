@@ -98,6 +98,8 @@ TEST(FormatSeconds, PicksTheUnitAndRoundsOver) {
   EXPECT_EQ(format_seconds(123), "2m03s");
   EXPECT_EQ(format_seconds(3599.7), "1h00m");
   EXPECT_EQ(format_seconds(3725), "1h02m");
+  EXPECT_EQ(format_seconds(99 * 3600), "99h00m");
+  EXPECT_EQ(format_seconds(137231.1 * 3600), "5718 days");
   EXPECT_EQ(format_seconds(-0.5), "-500.0 ms");
 }
 

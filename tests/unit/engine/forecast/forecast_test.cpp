@@ -68,16 +68,39 @@ TEST(Forecast, LightIsBelowAnySchedule) {
 }
 
 TEST(Forecast, LoadingAndSavingMoveTheState) {
-  const Forecast f = make_forecast(drive_bound());
+  ForecastRequest request = drive_bound();
+  const Forecast f = make_forecast(request);
   const auto spilled = static_cast<double>(f.layout.nvme_bytes);
+  request.options.gradients = request.options.activations = Placement::nvme;
+  const Forecast other = make_forecast(request);
+  EXPECT_GT(other.layout.nvme_bytes, f.layout.nvme_bytes);
+  EXPECT_EQ(other.load_seconds, f.load_seconds) << "neither gradients nor activations are state";
+  EXPECT_EQ(other.save_seconds, f.save_seconds);
   EXPECT_GT(f.load_seconds, spilled / 1e6);
   EXPECT_GT(f.save_seconds, spilled / 1e6);
   EXPECT_LT(f.save_seconds, 2.1 * spilled / 1e6);
 }
 
+TEST(Forecast, UseOfTiersAddsUp) {
+  ForecastRequest request = drive_bound();
+  request.options.activations = Placement::nvme;
+  const Forecast f = make_forecast(request);
+  const std::array<uint64_t, 3> used = {f.layout.device_bytes, f.layout.host_bytes,
+                                        f.layout.nvme_bytes};
+  for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
+    const TierUse use = tier_use(f.layout, tier);
+    EXPECT_EQ(use.used, used[static_cast<size_t>(tier)]);
+    EXPECT_EQ(use.weights + use.optimizer + use.gradients + use.activations + use.buffers,
+              use.used);
+  }
+  const TierUse drives = tier_use(f.layout, Tier::nvme);
+  EXPECT_EQ(drives.buffers, 0u);
+  EXPECT_GT(drives.activations, f.layout.home_bytes(PageKind::activation, Tier::nvme));
+}
+
 TEST(Advice, IsWhatItsOwnForecastSays) {
   const ForecastRequest request = drive_bound();
-  const std::vector<Advice> advice = advise(request);
+  const std::vector<Advice> advice = advise(request, make_forecast(request));
   const auto named = [&](const std::string& text) {
     return std::ranges::find_if(advice,
                                 [&](const Advice& a) { return a.change.starts_with(text); });
@@ -98,13 +121,14 @@ TEST(Advice, IsWhatItsOwnForecastSays) {
 TEST(Advice, IsSilentWhereComputeIsTheLimit) {
   ForecastRequest request = drive_bound();
   request.hardware.device.peak_flops = 1e4;
-  for (const Advice& a : advise(request)) ADD_FAILURE() << a.change << " " << a.gain;
+  for (const Advice& a : advise(request, make_forecast(request)))
+    ADD_FAILURE() << a.change << " " << a.gain;
 }
 
 TEST(ForecastReport, HoldsTheSameNumbersInAllForms) {
   const ForecastRequest request = drive_bound();
   const Forecast f = make_forecast(request);
-  const std::vector<Advice> advice = advise(request);
+  const std::vector<Advice> advice = advise(request, f);
   const auto json = nlohmann::json::parse(forecast_json(request, f, advice));
   EXPECT_DOUBLE_EQ(json.at("step_seconds").get<double>(), f.seconds());
   EXPECT_EQ(json.at("lanes").at("nvme_read").at("bytes"), f.program.lane_bytes(Lane::nvme_read));
@@ -114,10 +138,22 @@ TEST(ForecastReport, HoldsTheSameNumbersInAllForms) {
   EXPECT_NE(text.find("busiest lane nvme_read"), std::string::npos) << text;
   EXPECT_NE(text.find("twice the drives (hardware)"), std::string::npos) << text;
   EXPECT_NE(text.find("this run's 10 steps use"), std::string::npos) << text;
+  EXPECT_NE(text.find("advice  "), std::string::npos) << text;
+  EXPECT_EQ(forecast_text(request, f, {}).find("advice"), std::string::npos) << "none was tried";
+  EXPECT_TRUE(nlohmann::json::parse(forecast_json(request, f, {})).at("advice").is_null());
   const std::string html = forecast_html(request, f, advice);
   EXPECT_TRUE(html.ends_with("</html>\n"));
   EXPECT_NE(html.find(">nvme_write</text>"), std::string::npos);
   EXPECT_EQ(html.find("http"), std::string::npos) << "nothing from elsewhere";
+}
+
+TEST(ForecastReport, SaysLongTimesInDaysAndLargeSharesInTimes) {
+  ForecastRequest request = drive_bound();
+  request.steps = 100'000'000;
+  const std::string text = forecast_text(request, make_forecast(request), {});
+  EXPECT_NE(text.find(" days for 100000000 steps"), std::string::npos) << text;
+  EXPECT_NE(text.find("100000000 steps use it up "), std::string::npos) << text;
+  EXPECT_EQ(text.find("e+"), std::string::npos) << text;
 }
 
 TEST(Forecast, SaysWhatIsShort) {

@@ -13,6 +13,7 @@
 #include "engine/plan/planner.h"
 #include "engine/program/verify.h"
 #include "engine/run/simulator.h"
+#include "tests/unit/engine/forecast/large_models.h"
 #include "tests/unit/engine/plan/test_models.h"
 
 namespace overspill {
@@ -211,19 +212,6 @@ TEST(PlacementSearch, FindsTheBestWithoutStoredGradients) {
 
 // ---- large models -----------------------------------------------------------------------------
 
-ModelShape large_model(uint32_t blocks, uint32_t hidden, uint32_t intermediate, uint32_t heads) {
-  ModelConfig c;
-  c.hidden_size = hidden;
-  c.intermediate_size = intermediate;
-  c.num_hidden_layers = blocks;
-  c.num_attention_heads = heads;
-  c.num_key_value_heads = 8;
-  c.head_dim = 128;
-  c.vocab_size = 128256;
-  c.max_position_embeddings = 4096;
-  return llama_layers(c);
-}
-
 /// Four GPUs of 96 GB, eight Gen5 drives. `mixed`: part of their rates when they read and write.
 HardwareProfile four_gpus(double mixed) {
   HardwareProfile hw;
@@ -268,8 +256,8 @@ struct Large {
 };
 
 std::vector<Large> large_cases() {
-  const ModelShape m70 = large_model(80, 8192, 28672, 64);
-  const ModelShape m405 = large_model(126, 16384, 53248, 128);
+  const ModelShape m70 = test::large_model(80, 8192, 28672, 64);
+  const ModelShape m405 = test::large_model(126, 16384, 53248, 128);
   return {{"70B, much memory", m70, rank_options(m70, 65536, 200), four_gpus(0.75)},
           {"70B, little memory", m70, rank_options(m70, 65536, 80), four_gpus(0.75)},
           {"405B", m405, rank_options(m405, 131072, 240), four_gpus(0.75)},
@@ -357,7 +345,7 @@ TEST(PlacementSearch, IsNeverSlowerThanWholeKindsByHand) {
 }
 
 TEST(PlacementSearch, UpdatesTwiceWhereTheForwardWaitsForDrives) {
-  const ModelShape model = large_model(30, 16384, 53248, 128);  // a quarter of 405B
+  const ModelShape model = test::large_model(30, 16384, 53248, 128);  // a quarter of 405B
   const PlanOptions o = rank_options(model, 131072, 60);
   const PlacementChoice choice = solve_placement(model, o, four_gpus(1));
   EXPECT_GT(std::ranges::count(choice.options.update_twice, true), 16);

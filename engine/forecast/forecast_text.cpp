@@ -41,6 +41,15 @@ std::string tiers(const Forecast& f) {
   return text;
 }
 
+std::string schedule(const Layout& layout) {
+  const size_t twice = layout.layers_updated_twice().size();
+  const bool in_backward = layout.options.update == UpdateTiming::in_backward;
+  return fmt::format("schedule       loads run {} layer{} ahead; updates in the {}{}\n",
+                     layout.prefetch_depth, layout.prefetch_depth == 1 ? "" : "s",
+                     in_backward ? "backward" : "next forward",
+                     twice > 0 ? fmt::format(", twice for {} layers", twice) : "");
+}
+
 std::string lanes(const Forecast& f) {
   std::string text = "lanes          busy              bytes a step\n";
   for (size_t i = 0; i < kLanes; ++i) {
@@ -95,7 +104,7 @@ std::string advice_text(const TriedAdvice& tried) {
 std::string forecast_text(const ForecastRequest& request, const Forecast& f,
                           const TriedAdvice& advice) {
   const double run = request.steps ? f.seconds() * static_cast<double>(*request.steps) : 0;
-  return head(request, f) + tiers(f) +
+  return head(request, f) + tiers(f) + schedule(f.layout) +
          fmt::format(
              "predicted      {} a step, {:.4g} tokens/s{}; busiest lane {}\n",
              format_seconds(f.seconds()), f.tokens_per_second(),

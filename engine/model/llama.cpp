@@ -79,9 +79,13 @@ Llama::Llama(const ModelShape& model, DType weight_type, const BatchShape& batch
   head.floats(loss_rows() * c.vocab_size);
   head.floats(2 * loss_rows() * c.hidden_size);
   head.floats(2 * loss_rows());
-  scratch_bytes_ = round_up(table_bytes_ + parallel_threads() * kThreadScratchBytes +
-                                std::max(carve(true).bytes, head.used() + 256),
-                            4096);
+  buffer_bytes_ = std::max(carve(true).bytes, head.used() + 256);
+}
+
+uint64_t Llama::scratch_bytes() const { return scratch_bytes(parallel_threads()); }
+
+uint64_t Llama::scratch_bytes(uint32_t threads) const {
+  return round_up(table_bytes_ + threads * kThreadScratchBytes + buffer_bytes_, 4096);
 }
 
 uint64_t Llama::loss_rows() const {

@@ -24,7 +24,9 @@ class Llama {
         const Kernels& kernels);
 
   /// Scratch that the calls below need, in bytes, a multiple of 4096. Fixed for the run.
-  uint64_t scratch_bytes() const { return scratch_bytes_; }
+  uint64_t scratch_bytes() const;
+  /// The same with so many threads of the host at work: 0 where a device of its own computes.
+  uint64_t scratch_bytes(uint32_t threads) const;
   /// Gives the scratch memory (64-byte aligned) and fills the rotary tables in it.
   void set_scratch(std::byte* memory);
 
@@ -89,7 +91,7 @@ class Llama {
   BatchShape batch_;
   const Kernels& kernels_;
   uint64_t table_bytes_ = 0;
-  uint64_t scratch_bytes_ = 0;
+  uint64_t buffer_bytes_ = 0;  ///< of all calls' buffers, besides the table and the threads'
   float* table_ = nullptr;
   KernelScratch thread_scratch_;
   std::byte* buffers_ = nullptr;

@@ -1,6 +1,8 @@
 // Budgets of ranks on described machines.
 #include "engine/train/plan_request.h"
 
+#include <algorithm>
+
 #include "engine/base/error.h"
 #include "engine/base/log.h"
 #include "engine/base/units.h"
@@ -12,6 +14,12 @@ namespace {
 
 uint64_t part_of(uint64_t bytes, double part, uint32_t ranks) {
   return static_cast<uint64_t>(static_cast<double>(bytes) * part / ranks) / 4096 * 4096;
+}
+
+/// What it needs there, whatever the number of processors here.
+uint64_t scratch_bytes(const HardwareProfile& hardware, const Llama& llama, uint32_t ranks) {
+  if (hardware.device.accelerator) return llama.scratch_bytes(0);
+  return llama.scratch_bytes(std::max(hardware.host.cores / ranks, 1u));
 }
 
 /// The ranks share the host's memory and the drives; each has a device of its own.
@@ -65,6 +73,7 @@ ForecastRequest forecast_request(const TrainConfig& config, const PlanTarget& ta
   if (!config.offload.host_memory) request.options.host_memory /= target.ranks;
   if (target.hardware || request.hardware.device.accelerator) {
     use_hardware(config.offload, request.hardware, target.ranks, request.options);
+    request.options.compute_scratch_bytes = scratch_bytes(request.hardware, llama, target.ranks);
   }
   if (config.sequence_len > model.config.max_position_embeddings) {
     log_warning("sequence_len {} is above the model's max_position_embeddings {}",

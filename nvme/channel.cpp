@@ -73,7 +73,10 @@ void Channel::transfer(std::span<const Segment> segments, bool write) {
 void Channel::start(std::span<const Segment> segments, bool write) {
   CHECK(started_ < kMostStarted);
   Transfer& transfer = under_way(started_++);
-  transfer = {.segments = segments, .write = write, .place = {}};
+  static const Transfer kFresh{};  // copied: g++ 12 takes a moved temporary for uninitialised
+  transfer = kFresh;
+  transfer.segments = segments;
+  transfer.write = write;
   for (const Segment& segment : segments) {
     CHECK(segment.offset % kIoAlignment == 0 && segment.bytes % kIoAlignment == 0);
     CHECK(reinterpret_cast<uintptr_t>(segment.memory) % kIoAlignment == 0);

@@ -5,12 +5,11 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <atomic>
-#include <csignal>
 #include <cstdio>
 
 #include "bindings/cli/bench_output.h"
 #include "bindings/cli/bench_session.h"
+#include "bindings/cli/stop_signal.h"
 #include "engine/base/error.h"
 
 namespace overspill {
@@ -35,13 +34,6 @@ constexpr const char* kAllExamples =
 constexpr const char* kProfileHelp =
     "Hardware profile (YAML) to write, or to fill in where it exists: what this does not measure "
     "stays";
-
-std::atomic<bool> stop_requested{false};
-
-extern "C" void stop_bench(int signal) {
-  stop_requested = true;
-  std::signal(signal, SIG_DFL);  // a second one ends the process at once
-}
 
 void add_drive_options(CLI::App& command, BenchArguments& arguments, bool required) {
   command.add_option("--path", arguments.paths, "Directory on a drive; give it once per drive")
@@ -135,10 +127,8 @@ CLI::App* add_bench_command(CLI::App& app, BenchArguments& arguments) {
 
 int run_bench(const BenchArguments& arguments) {
   check_outputs(arguments);
-  std::signal(SIGINT, stop_bench);
-  std::signal(SIGTERM, stop_bench);
   try {
-    BenchSession(arguments, stop_requested).run();
+    BenchSession(arguments, stop_on_signals()).run();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::cancelled) throw;
     fmt::print(stderr, "overspill: {}\n", error.what());

@@ -3,9 +3,7 @@
 
 #include <fmt/format.h>
 
-#include <atomic>
-#include <csignal>
-
+#include "bindings/cli/stop_signal.h"
 #include "engine/plan/planner.h"
 #include "engine/program/dump.h"
 #include "engine/program/verify.h"
@@ -13,13 +11,6 @@
 
 namespace overspill {
 namespace {
-
-std::atomic<bool> stop_requested{false};
-
-extern "C" void request_stop(int signal) {
-  stop_requested = true;
-  std::signal(signal, SIG_DFL);  // a second one ends the process at once
-}
 
 void dump(const TrainConfig& config) {
   const RunSetup setup(config);
@@ -39,9 +30,8 @@ int run_train(const TrainArguments& arguments) {
     return 0;
   }
   Trainer trainer(config);
-  std::signal(SIGINT, request_stop);
-  std::signal(SIGTERM, request_stop);
-  const RunReport report = trainer.run(stop_requested);
+  const std::atomic<bool>& stop = stop_on_signals();
+  const RunReport report = trainer.run(stop);
   fmt::print("{}", describe_report(report, trainer.setup()));
   if (!report.interrupted) return 0;
   fmt::print("to go on       overspill train {} --set resume_from_checkpoint=true\n",

@@ -3,11 +3,10 @@
 
 #include <fmt/format.h>
 
-#include <atomic>
-#include <csignal>
 #include <optional>
 
 #include "bindings/cli/bench_output.h"
+#include "bindings/cli/stop_signal.h"
 #include "engine/base/error.h"
 #include "engine/base/fd.h"
 #include "engine/base/log.h"
@@ -26,13 +25,6 @@ constexpr const char* kExamples =
     "  overspill tune llama.yaml                       # writes llama-tuned.yaml\n"
     "  overspill tune llama.yaml --runs 0              # the simulator alone, in seconds\n"
     "  overspill tune llama.yaml --runs 12 --html tune.html\n";
-
-std::atomic<bool> stop_requested{false};
-
-extern "C" void stop_tune(int signal) {
-  stop_requested = true;
-  std::signal(signal, SIG_DFL);  // a second one ends the process at once
-}
 
 /// Its relative paths start where the training file is.
 std::filesystem::path output_path(const TuneArguments& arguments) {
@@ -76,15 +68,14 @@ int run_tune(const TuneArguments& arguments) {
   check_output(output, "--output");
   check_output(arguments.json, "--json");
   check_output(arguments.html, "--html");
-  std::signal(SIGINT, stop_tune);
-  std::signal(SIGTERM, stop_tune);
+  const std::atomic<bool>& stop = stop_on_signals();
   set_log_level(LogLevel::warning);  // a plan's lines, hundreds of times
   TuneReport report;
   try {
     std::optional<BenchProgressLine> line;
     std::string phase;
     report = tune({arguments.config, arguments.overrides, arguments.runs, arguments.steps},
-                  short_runs(arguments.steps, stop_requested), stop_requested,
+                  short_runs(arguments.steps, stop), stop,
                   [&](const char* name, size_t done, size_t total, const std::string& text) {
                     if (phase != name) line.emplace(fmt::format("{} ", name));
                     phase = name;

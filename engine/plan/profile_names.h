@@ -1,4 +1,4 @@
-// Names of enumerators in profiles. Internal to engine/plan.
+// Names of enumerators in profiles, for their files and for reports of what fills them in.
 #pragma once
 
 #include <array>

@@ -145,6 +145,12 @@ class Tuner {
       : options_(options), run_(run), stop_(stop), progress_(progress), base_(config({})) {}
 
   TuneReport tune() {
+    if (!base_.offload.hardware_profile) {
+      log_warning(
+          "{}: no offload.hardware_profile, so predictions use the rates of a small server; "
+          "`overspill bench all --profile` measures this machine's",
+          options_.config.string());
+    }
     simulate();
     measure();
     plot_depths();
@@ -182,16 +188,16 @@ class Tuner {
     std::array<Axis, 5> axes = {depth_axis(), chunk_axis(layout), update_axis(base_),
                                 split_axis(base_), slot_axis()};
     for (Axis& axis : axes) keep_overrides(axis);
-    const size_t as_is = predict_all("simulate", grid(axes), 0);
-    std::vector<std::vector<std::string>> points = {std::move(report_.best[as_is].settings)};
+    predict_all("simulate", grid(axes), 0);
+    std::vector<std::vector<std::string>> points(1);  // the file as it is
     for (const TuneTrial& trial : report_.best) {
       if (points.size() > kPlaced) break;
       if (!trial.settings.empty()) points.push_back(trial.settings);
     }
-    const TuneTrial file = report_.best[predict_all("place", points, 1)];
+    predict_all("place", points, 1);
+    const TuneTrial file = *file_as_it_is();
     drop_equals();
-    const auto kept = std::ranges::find(report_.best, file.settings, &TuneTrial::settings);
-    if (kept == report_.best.end()) report_.best.push_back(file);
+    if (file_as_it_is() == report_.best.end()) report_.best.push_back(file);
   }
 
   /// What the command line sets is not searched.
@@ -208,9 +214,14 @@ class Tuner {
     });
   }
 
-  /// Fills report_.best, fastest first; returns where the file as it is is among them.
-  size_t predict_all(const char* phase, const std::vector<std::vector<std::string>>& points,
-                     double effort) {
+  std::vector<TuneTrial>::iterator file_as_it_is() {
+    return std::ranges::find_if(report_.best,
+                                [](const TuneTrial& trial) { return trial.settings.empty(); });
+  }
+
+  /// Fills report_.best, fastest first.
+  void predict_all(const char* phase, const std::vector<std::vector<std::string>>& points,
+                   double effort) {
     report_.best.clear();
     const size_t shown = std::max<size_t>(1, points.size() / kShown);
     for (size_t i = 0; i < points.size(); ++i) {
@@ -223,9 +234,6 @@ class Tuner {
     std::ranges::stable_sort(report_.best, {}, [](const TuneTrial& trial) {
       return trial.predicted * (1 + kSettingCost * static_cast<double>(trial.settings.size()));
     });
-    const auto file = std::ranges::find_if(
-        report_.best, [](const TuneTrial& trial) { return trial.settings.empty(); });
-    return static_cast<size_t>(file - report_.best.begin());
   }
 
   /// Of neighbours with the same predicted time, which mostly are the same Program, keeps the
@@ -240,7 +248,7 @@ class Tuner {
     report_.best = std::move(kept);
   }
 
-  double measure_one(TuneTrial trial) {
+  void measure_one(TuneTrial trial) {
     check_stop();
     trial.measured = run_(config(trial.settings));
     report_.measured.push_back(trial);
@@ -250,15 +258,13 @@ class Tuner {
             "{}: {}",
             trial.settings.empty() ? "as it is" : fmt::format("{}", fmt::join(trial.settings, " ")),
             format_seconds(*trial.measured)));
-    return *trial.measured;
   }
 
   bool runs_left() const { return report_.measured.size() < options_.runs; }
 
   /// Half of the runs for the simulator's best, the others for the drives' queues with the fastest.
   void measure() {
-    const auto as_is = std::ranges::find_if(
-        report_.best, [](const TuneTrial& trial) { return trial.settings.empty(); });
+    const auto as_is = file_as_it_is();
     report_.winner = *as_is;
     if (options_.runs == 0) {
       const TuneTrial& best = report_.best.front();
@@ -320,7 +326,7 @@ TuneRunner short_runs(uint32_t steps, const std::atomic<bool>& stop) {
     trial.output_dir = scratch.path();
     Trainer trainer(trial);
     std::vector<double> seconds = trainer.time_steps(steps, stop);
-    if (seconds.empty()) fail(ErrorCode::cancelled, "interrupted; nothing was written");
+    if (seconds.size() < steps) fail(ErrorCode::cancelled, "interrupted; nothing was written");
     std::ranges::nth_element(seconds, seconds.begin() + static_cast<ptrdiff_t>(seconds.size() / 2));
     return seconds[seconds.size() / 2];
   };
@@ -328,14 +334,6 @@ TuneRunner short_runs(uint32_t steps, const std::atomic<bool>& stop) {
 
 TuneReport tune(const TuneOptions& options, const TuneRunner& run, const std::atomic<bool>& stop,
                 const TuneProgress& progress) {
-  const bool has_rates =
-      load_train_config(options.config, options.overrides).offload.hardware_profile.has_value();
-  if (!has_rates) {
-    log_warning(
-        "{}: no offload.hardware_profile, so predictions use the rates of a small server; "
-        "`overspill bench all --profile` measures this machine's",
-        options.config.string());
-  }
   return Tuner(options, run, stop, progress).tune();
 }
 

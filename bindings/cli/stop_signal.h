@@ -1,0 +1,11 @@
+// Ctrl-C and SIGTERM as a flag that long commands look at. A second one ends the process at once.
+#pragma once
+
+#include <atomic>
+
+namespace overspill {
+
+/// Takes both signals from now on; the flag is set by the first.
+const std::atomic<bool>& stop_on_signals();
+
+}  // namespace overspill

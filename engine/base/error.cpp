@@ -15,6 +15,7 @@ const char* error_code_name(ErrorCode code) {
     case ErrorCode::does_not_fit: return "does_not_fit";
     case ErrorCode::io: return "io";
     case ErrorCode::non_finite: return "non_finite";
+    case ErrorCode::rank_lost: return "rank_lost";
     case ErrorCode::cancelled: return "cancelled";
     case ErrorCode::internal: return "internal";
   }

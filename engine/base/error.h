@@ -17,6 +17,7 @@ enum class ErrorCode {
   does_not_fit,    ///< a budget is too small for the run
   io,              ///< the operating system refused or broke an I/O operation
   non_finite,      ///< too many non-finite losses or gradients in a row
+  rank_lost,       ///< another rank is gone, or does not take part
   cancelled,       ///< stopped on request
   internal,        ///< a bug
 };

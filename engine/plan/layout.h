@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/collective/collective.h"
 #include "engine/model/layers.h"
 #include "engine/plan/chunks.h"
 #include "engine/program/program.h"
@@ -53,8 +54,14 @@ struct PlanOptions {
   /// again in the backward (docs/decisions/011-update-twice.md). Empty: none. Layers that cannot
   /// are updated once (updates_twice()).
   std::vector<char> update_twice{};
-  uint32_t ranks = 1;  ///< ZeRO-3: this rank owns its part of every layer (shard_parameters)
+  /// The ranks that share one copy of the state, and this one's place among them: it owns its part
+  /// of every layer's optimizer state and gradients (shard_parameters) and, with shard_weights, of
+  /// the weights. ZeRO-0 is one rank and its replicas.
+  uint32_t ranks = 1;
   uint32_t rank = 0;
+  bool shard_weights = true;  ///< ZeRO-3: else every rank keeps all weights
+  uint32_t replicas = 1;      ///< copies of the state on other ranks; gradients are summed over them
+  ReduceType reduce_type = ReduceType::bf16;
 
   OptimizerSettings optimizer_settings{};  ///< `master` follows the precision
 

@@ -75,6 +75,8 @@ enum class OpKind : uint8_t {
   update,           ///< the optimizer on one chunk
   all_gather,       ///< every rank's part of a layer's weights -> all of them
   reduce_scatter,   ///< a layer's gradients, summed over the ranks -> this rank's part
+  all_reduce,       ///< this rank's part of them, summed over the replicas
+  agree,            ///< what the ranks found in their parts of a layer's gradients, put together
 };
 const char* op_name(OpKind kind);
 

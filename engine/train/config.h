@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/collective/collective.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/profile.h"
 #include "engine/train/parameter_groups.h"
@@ -54,6 +55,9 @@ struct OffloadConfig {
   std::optional<HardwareProfile> hardware_profile;
 };
 
+enum class CollectiveBackend : uint8_t { automatic, gloo, nccl };
+inline constexpr uint32_t kGroupIsHost = UINT32_MAX;
+
 struct TrainConfig {
   std::filesystem::path base_model;         ///< HF directory; empty when from scratch
   std::filesystem::path base_model_config;  ///< config.json or directory; default base_model
@@ -85,6 +89,13 @@ struct TrainConfig {
   double max_grad_norm = 1.0;         ///< 0: no clipping
   uint32_t max_non_finite_steps = 3;  ///< stop after this many skipped updates in a row
   uint64_t seed = 42;
+  uint32_t zero_stage = 3;  ///< with several ranks: what they share instead of copying
+  /// 0: all ranks share one copy of the state; n: groups of n do; kGroupIsHost: those of a host.
+  uint32_t hybrid_shard = 0;
+  std::optional<ReduceType> reduce_dtype;  ///< default: by precision
+  CollectiveBackend collective_backend = CollectiveBackend::automatic;
+  bool deterministic_reduction = false;  ///< gradients are summed in rank order, whatever the backend
+  double rank_timeout = 60;              ///< seconds
   bool shuffle = true;
   std::filesystem::path output_dir;
   uint64_t save_steps = 0;        ///< 0: only at the end
@@ -93,6 +104,8 @@ struct TrainConfig {
   uint32_t logging_steps = 1;
   std::string resume_from_checkpoint;  ///< "", "true" or a path (resolved)
   OffloadConfig offload;
+  /// What was set, "key: value" a line, without paths of this host: ranks compare it.
+  std::string fingerprint;
 };
 
 /// The update rule of a configuration.

@@ -23,20 +23,34 @@ void dump(const TrainConfig& config) {
 
 }  // namespace
 
+/// Returns whether the run was interrupted.
+bool train(const TrainArguments& arguments, const TrainConfig& config, const Ranks& ranks) {
+  Trainer trainer(config, ranks);
+  const std::atomic<bool>& stop = stop_on_signals();
+  const RunReport report = trainer.run(stop);
+  if (!ranks.first()) return report.interrupted;
+  fmt::print("{}", describe_report(report, trainer.setup()));
+  if (report.interrupted) {
+    fmt::print("to go on       overspill train {} --set resume_from_checkpoint=true\n",
+               arguments.config.string());
+  }
+  return report.interrupted;
+}
+
 int run_train(const TrainArguments& arguments) {
   const TrainConfig config = load_train_config(arguments.config, arguments.overrides);
   if (arguments.dump_program) {
     dump(config);
     return 0;
   }
-  Trainer trainer(config);
-  const std::atomic<bool>& stop = stop_on_signals();
-  const RunReport report = trainer.run(stop);
-  fmt::print("{}", describe_report(report, trainer.setup()));
-  if (!report.interrupted) return 0;
-  fmt::print("to go on       overspill train {} --set resume_from_checkpoint=true\n",
-             arguments.config.string());
-  return 130;
+  const RankIdentity identity = rank_from_environment();
+  const CpuBinding bound = bind_rank(identity);
+  Ranks ranks(identity, ranks_options(config, identity));
+  try {
+    return train(arguments, config, ranks) ? 130 : 0;
+  } catch (const Error& error) {
+    throw ranks.cause(error);
+  }
 }
 
 }  // namespace overspill

@@ -53,6 +53,14 @@ class Collective {
   const uint32_t rank_, size_;
 };
 
+/// The ranks that a Program's collectives run over: all of them, those that share this copy of the
+/// state, and those that hold the same part of other copies.
+struct RankGroups {
+  Collective* world = nullptr;
+  Collective* shard = nullptr;
+  Collective* replicas = nullptr;
+};
+
 /// Of one rank: nothing to do.
 std::unique_ptr<Collective> make_local_collective();
 

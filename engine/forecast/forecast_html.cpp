@@ -28,7 +28,9 @@ const char* colour(OpKind kind) {
     case OpKind::backward: return "#009e73";
     case OpKind::update: return "#cc79a7";
     case OpKind::all_gather: return "#8c6bb1";
-    case OpKind::reduce_scatter: return "#4d004b";
+    case OpKind::reduce_scatter:
+    case OpKind::all_reduce:
+    case OpKind::agree: return "#4d004b";
     case OpKind::reduce_gradient:
     case OpKind::export_gradient: return "#999999";
   }

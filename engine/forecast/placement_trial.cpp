@@ -84,7 +84,7 @@ PlacementView::PlacementView(const ModelShape& model, const PlanOptions& options
                              uint64_t chunk_parameters)
     : options_(options),
       table_(cut_chunks(model, chunk_parameters, options.optimizer_settings,
-                        {options.rank, options.ranks})),
+                        options.rank_of())),
       problem_(model, options_, table_, 1, chunk_parameters) {}
 
 PlacementProblem& PlacementView::problem_of(const Placed& placed) {

@@ -330,10 +330,14 @@ void Llama::logits(const Head& head, const float* x, float* out) const {
                   output_projection(head), out, false);
 }
 
-double Llama::gradient_square_sum(uint32_t layer, const float* sums) const {
+double Llama::gradient_square_sum(uint32_t layer, const float* sums, uint64_t begin,
+                                  uint64_t end) const {
   double sum = 0;
   for (const LayerTensor& tensor : model_.layers[layer].tensors) {
-    if (tensor.trainable) sum += kernels_.sum_of_squares(sums + tensor.offset, tensor.elements);
+    const uint64_t first = std::max(tensor.offset, begin);
+    const uint64_t last = std::min(tensor.offset + tensor.elements, end);
+    if (!tensor.trainable || first >= last) continue;
+    sum += kernels_.sum_of_squares(sums + (first - begin), last - first);
   }
   return sum;
 }

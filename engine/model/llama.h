@@ -55,8 +55,10 @@ class Llama {
   double loss(const Head& head, const float* x, const int32_t* targets, float scale,
               float* dx) const;
 
-  /// Sum of squares of a layer's gradient sums, trainable tensor by tensor in fp64.
-  double gradient_square_sum(uint32_t layer, const float* sums) const;
+  /// Sum of squares of a layer's gradient sums, trainable tensor by tensor in fp64; or of those of
+  /// its parameters [begin, end), whose first `sums` points to.
+  double gradient_square_sum(uint32_t layer, const float* sums, uint64_t begin = 0,
+                             uint64_t end = UINT64_MAX) const;
   const Kernels& kernels() const { return kernels_; }
   const ModelShape& model() const { return model_; }
 

@@ -79,17 +79,25 @@ class ModelTensors {
   std::map<std::string, Location> locations_;
 };
 
+/// Several processes may fill one file: one creates it, then the others join.
+enum class WriterRole : uint8_t { creates, joins };
+
 /// Writes one file whose tensors are declared first and filled in any order.
 class SafetensorsWriter {
  public:
   /// Creates the file at its full size (a full disk is an Error(io) here). Until finish() it has no
   /// header, so that no reader takes it for a model.
   SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorSpec> tensors,
-                    const std::map<std::string, std::string>& metadata);
+                    const std::map<std::string, std::string>& metadata,
+                    WriterRole role = WriterRole::creates);
   /// Writes raw bytes at an element offset of tensor `index`.
   void write(size_t index, uint64_t begin, std::span<const std::byte> bytes);
-  /// Checks that every byte was written once (count), fsyncs and closes.
-  void finish();
+  /// Syncs what this writer has written, and returns its bytes: one count.
+  std::vector<uint64_t> flush();
+  /// Checks that every byte was written once (the counts of all writers added up), writes the
+  /// header, fsyncs and closes. The creator's, after all have flushed.
+  void complete(std::span<const uint64_t> written);
+  void finish() { complete(flush()); }
 
  private:
   Fd file_;
@@ -104,13 +112,18 @@ class SafetensorsWriter {
 /// `shard_bytes` with model.safetensors.index.json; metadata {"format": "pt"}.
 class ModelTensorsWriter {
  public:
+  static constexpr uint64_t kShardBytes = 5'000'000'000ull;
+
   /// Creates the directory if need be, and removes an older index or single file there that would
   /// hide the new one.
   ModelTensorsWriter(const std::filesystem::path& directory, std::vector<TensorSpec> tensors,
-                     uint64_t shard_bytes = 5'000'000'000ull);
+                     uint64_t shard_bytes = kShardBytes, WriterRole role = WriterRole::creates);
   /// Writes raw bytes at an element offset of the tensor with this index in `tensors`.
   void write(size_t index, uint64_t begin, std::span<const std::byte> bytes);
-  void finish();
+  /// As a file's, with a count for each shard.
+  std::vector<uint64_t> flush();
+  void complete(std::span<const uint64_t> written);
+  void finish() { complete(flush()); }
 
  private:
   std::filesystem::path directory_;

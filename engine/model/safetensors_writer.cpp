@@ -72,10 +72,37 @@ void reserve_space(const Fd& file, uint64_t size_bytes) {
   if (result != 0) fail_to_reserve(file.path(), size_bytes, errno);
 }
 
+constexpr const char* kShareOutput =
+    "where ranks are on several hosts, output_dir must be on a file system that they share";
+
+/// A file that another process has created.
+Fd join_file(const fs::path& path, uint64_t size_bytes) {
+  Fd file;
+  try {
+    file = open_file(path, O_RDWR);
+  } catch (const Error& error) {
+    fail(error.code(), "{}; the first rank has created it: {}", error.what(), kShareOutput);
+  }
+  if (file_size(file) == size_bytes) return file;
+  fail(ErrorCode::io, "{}: {} bytes, but the first rank has created it with {}: {}", path.string(),
+       file_size(file), size_bytes, kShareOutput);
+}
+
 void remove_stale(const fs::path& path) {
   std::error_code error;
   fs::remove(path, error);
   if (error) fail(ErrorCode::io, "remove {}: {}", path.string(), error.message());
+}
+
+void prepare_directory(const fs::path& directory) {
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (error) {
+    fail(ErrorCode::io, "create directory {}: {}; choose another output directory",
+         directory.string(), error.message());
+  }
+  remove_stale(directory / "model.safetensors");
+  remove_stale(directory / "model.safetensors.index.json");
 }
 
 /// Tensors per shard, filled greedily in order; a tensor above the limit has a shard of its own.
@@ -100,7 +127,8 @@ std::vector<std::vector<TensorSpec>> assign_shards(std::span<const TensorSpec> t
 }  // namespace
 
 SafetensorsWriter::SafetensorsWriter(const fs::path& path, std::vector<TensorSpec> tensors,
-                                     const std::map<std::string, std::string>& metadata)
+                                     const std::map<std::string, std::string>& metadata,
+                                     WriterRole role)
     : header_(make_header(tensors, metadata)), tensors_(std::move(tensors)) {
   uint64_t end = header_.size();
   for (const TensorSpec& spec : tensors_) {
@@ -108,6 +136,10 @@ SafetensorsWriter::SafetensorsWriter(const fs::path& path, std::vector<TensorSpe
     end += spec.bytes();
   }
   bytes_expected_ = end - header_.size();
+  if (role == WriterRole::joins) {
+    file_ = join_file(path, end);
+    return;
+  }
   file_ = open_file(path, O_RDWR | O_CREAT | O_TRUNC);
   try {
     reserve_space(file_, end);
@@ -128,34 +160,31 @@ void SafetensorsWriter::write(size_t index, uint64_t begin, std::span<const std:
   bytes_written_ += bytes.size();
 }
 
-void SafetensorsWriter::finish() {
+std::vector<uint64_t> SafetensorsWriter::flush() {
   CHECK(file_.valid());
-  CHECK(bytes_written_ == bytes_expected_);
-  // The contents first: a header on disk promises them.
   sync_file(file_);
+  return {bytes_written_};
+}
+
+void SafetensorsWriter::complete(std::span<const uint64_t> written) {
+  CHECK(written.size() == 1 && written[0] == bytes_expected_);
+  // Behind the contents, which are on disk: a header promises them.
   write_exact(file_, 0, std::as_bytes(std::span(header_)));
   sync_file(file_);
   file_.reset();
 }
 
 ModelTensorsWriter::ModelTensorsWriter(const fs::path& directory, std::vector<TensorSpec> tensors,
-                                       uint64_t shard_bytes)
+                                       uint64_t shard_bytes, WriterRole role)
     : directory_(directory), tensors_(std::move(tensors)) {
-  std::error_code error;
-  fs::create_directories(directory_, error);
-  if (error) {
-    fail(ErrorCode::io, "create directory {}: {}; choose another output directory",
-         directory_.string(), error.message());
-  }
+  if (role == WriterRole::creates) prepare_directory(directory_);
   const auto shards = assign_shards(tensors_, shard_bytes, places_);
-  remove_stale(directory_ / "model.safetensors");
-  remove_stale(directory_ / "model.safetensors.index.json");
   for (size_t i = 0; i < shards.size(); ++i) {
     shard_names_.push_back(
         shards.size() == 1 ? "model.safetensors"
                            : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size()));
     shards_.emplace_back(directory_ / shard_names_.back(), shards[i],
-                         std::map<std::string, std::string>{{"format", "pt"}});
+                         std::map<std::string, std::string>{{"format", "pt"}}, role);
   }
 }
 
@@ -165,8 +194,14 @@ void ModelTensorsWriter::write(size_t index, uint64_t begin, std::span<const std
   shards_[shard].write(place, begin, bytes);
 }
 
-void ModelTensorsWriter::finish() {
-  for (SafetensorsWriter& shard : shards_) shard.finish();
+std::vector<uint64_t> ModelTensorsWriter::flush() {
+  std::vector<uint64_t> written;
+  for (SafetensorsWriter& shard : shards_) written.push_back(shard.flush()[0]);
+  return written;
+}
+
+void ModelTensorsWriter::complete(std::span<const uint64_t> written) {
+  for (size_t i = 0; i < shards_.size(); ++i) shards_[i].complete(written.subspan(i, 1));
   if (shards_.size() > 1) {
     json weight_map = json::object();
     uint64_t total_bytes = 0;

@@ -49,6 +49,27 @@ void add_runs(const LayerShape& layer, const OptimizerSettings& settings, Chunk&
   }
 }
 
+/// The chunks of one rank's part of a layer.
+void cut_part(uint32_t index, const LayerShape& layer, uint64_t chunk_parameters,
+              const OptimizerSettings& settings, RankOf owner, bool own, ChunkTable& table) {
+  const uint64_t shard = shard_parameters(layer, owner.count);
+  const uint64_t end = (owner.index + 1) * shard;
+  for (uint64_t begin = end - shard; begin < end; begin += chunk_parameters) {
+    Chunk chunk{.layer = index,
+                .begin = begin,
+                .parameters = std::min(chunk_parameters, end - begin),
+                .exact = 0,
+                .first_run = static_cast<uint32_t>(table.runs.size()),
+                .run_count = 0,
+                .owner = owner.index};
+    chunk.trains = std::ranges::any_of(layer.tensors, [&](const LayerTensor& t) {
+      return t.trainable && t.offset < begin + chunk.parameters && begin < t.offset + t.elements;
+    });
+    if (own) add_runs(layer, settings, chunk, table);
+    table.chunks.push_back(chunk);
+  }
+}
+
 }  // namespace
 
 bool has_exact_moments(const OptimizerSettings& settings, const LayerTensor& tensor) {
@@ -72,17 +93,11 @@ ChunkTable cut_chunks(const ModelShape& model, uint64_t chunk_parameters,
     table.first.push_back(static_cast<uint32_t>(table.chunks.size()));
     const LayerShape& layer = model.layers[l];
     add_matrices(layer, settings, table);
-    const uint64_t shard = shard_parameters(layer, rank.count);
-    const uint64_t end = (rank.index + 1) * shard;
-    for (uint64_t begin = end - shard; begin < end; begin += chunk_parameters) {
-      Chunk chunk{.layer = l,
-                  .begin = begin,
-                  .parameters = std::min(chunk_parameters, end - begin),
-                  .exact = 0,
-                  .first_run = static_cast<uint32_t>(table.runs.size()),
-                  .run_count = 0};
-      add_runs(layer, settings, chunk, table);
-      table.chunks.push_back(chunk);
+    const uint32_t first = rank.whole ? 0 : rank.index;
+    const uint32_t last = rank.whole ? rank.count - 1 : rank.index;
+    for (uint32_t owner = first; owner <= last; ++owner) {
+      cut_part(l, layer, chunk_parameters, settings, {owner, rank.count}, owner == rank.index,
+               table);
     }
   }
   table.first.push_back(static_cast<uint32_t>(table.chunks.size()));

@@ -41,6 +41,8 @@ class Costs {
     const CollectiveProfile& c = profile_.collective;
     costs_.set(OpKind::all_gather, {c.all_gather, c.latency});
     costs_.set(OpKind::reduce_scatter, {c.reduce_scatter, c.latency});
+    costs_.set(OpKind::all_reduce, {c.reduce_scatter, c.latency});
+    costs_.set(OpKind::agree, {c.reduce_scatter, c.latency});
     return costs_;
   }
 

@@ -9,7 +9,7 @@
 
 namespace overspill {
 
-inline constexpr size_t kOpKinds = 13;
+inline constexpr size_t kOpKinds = 15;
 
 /// What ops share. While several run, they slow each other down where together they would use more
 /// than all of a resource.

@@ -94,10 +94,10 @@ class LayoutBuilder {
     const PlanOptions& o = layout_.options;
     const auto bytes = [&](const Chunk& chunk) { return chunk.parameters * o.weight_bytes(); };
     layout_.first_whole_weight.push_back({static_cast<uint32_t>(layout_.pages.size())});
-    add_peer_weights(layer, 0, o.rank);
+    if (o.gathers_weights()) add_peer_weights(layer, 0, o.rank);
     layout_.first_weight.push_back(
         add_chunk_pages(PageKind::weight, layer, homes_.weights[layer], bytes));
-    add_peer_weights(layer, 1, o.ranks - 1 - o.rank);
+    if (o.gathers_weights()) add_peer_weights(layer, 1, o.ranks - 1 - o.rank);
   }
 
   void add_peer_weights(uint32_t layer, uint32_t index, uint64_t peers) {
@@ -286,8 +286,7 @@ Layout plan_layout(const ModelShape& model, const PlanOptions& options) {
          "there is none to split");
   }
   const uint64_t chunk = choose_chunk_parameters(model, options);
-  const ChunkTable table =
-      cut_chunks(model, chunk, options.optimizer_settings, {options.rank, options.ranks});
+  const ChunkTable table = cut_chunks(model, chunk, options.optimizer_settings, options.rank_of());
   const auto build = [&](uint32_t depth) {
     const PlacementProblem problem(model, options, table, depth, chunk);
     bool generous = true;

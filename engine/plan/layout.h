@@ -60,15 +60,22 @@ struct PlanOptions {
   uint32_t ranks = 1;
   uint32_t rank = 0;
   bool shard_weights = true;  ///< ZeRO-3: else every rank keeps all weights
-  uint32_t replicas = 1;      ///< copies of the state on other ranks; gradients are summed over them
+  uint32_t replicas = 1;      ///< copies of the state; gradients are summed over them
+  uint32_t replica = 0;       ///< this one
   ReduceType reduce_type = ReduceType::bf16;
 
   OptimizerSettings optimizer_settings{};  ///< `master` follows the precision
 
+  /// This rank among those that share the state.
+  RankOf rank_of() const { return {rank, ranks, !shard_weights}; }
+  uint32_t world() const { return ranks * replicas; }
+  /// Weights come together from several ranks before they are used.
+  bool gathers_weights() const { return ranks > 1 && shard_weights; }
   /// The settings with the precision's master.
   OptimizerSettings update_rule() const;
   uint32_t weight_bytes() const { return precision == Precision::bf16 ? 2 : 4; }
   uint32_t gradient_bytes() const { return weight_bytes(); }
+  uint32_t reduce_bytes() const { return reduce_type == ReduceType::bf16 ? 2 : 4; }
 };
 
 /// Whether a layer whose state lives in these tiers is updated twice, where that was asked for:
@@ -94,7 +101,7 @@ struct Layout {
 
   std::vector<PageId> first_weight;  ///< per layer; a layer's chunks follow each other
   /// Per layer: the first page of its whole weights, which are the other ranks' before, this
-  /// rank's chunks, the other ranks' behind. With one rank: first_weight.
+  /// rank's chunks, the other ranks' behind. Where every rank keeps all weights: first_weight.
   std::vector<PageId> first_whole_weight;
   std::vector<PageId> first_optimizer;
   std::vector<PageId> first_gradient;    ///< empty when updates run in the backward
@@ -126,8 +133,21 @@ struct Layout {
   uint64_t trained_parameters(uint32_t layer) const;
   /// Pages of a layer's whole weights.
   uint32_t whole_weight_count(uint32_t layer) const {
+    if (!options.gathers_weights()) return chunk_count(layer);
     return chunk_count(layer) + (options.rank > 0) + (options.rank + 1 < options.ranks);
   }
+  /// The chunks that this rank owns: [first, first + count).
+  uint32_t first_own_chunk(uint32_t layer) const {
+    return options.shard_weights ? 0 : options.rank * own_chunk_count(layer);
+  }
+  uint32_t own_chunk_count(uint32_t layer) const {
+    return chunk_count(layer) / (options.shard_weights ? 1 : options.ranks);
+  }
+  /// Whether the other ranks' new weights come here behind a layer's update (ZeRO-1 and 2).
+  bool gathers_updates(uint32_t layer) const {
+    return options.ranks > 1 && !options.shard_weights && model.layers[layer].trainable();
+  }
+  bool owns(const Chunk& chunk) const { return chunk.owner == options.rank; }
   std::vector<uint32_t> layers_updated_twice() const;
   bool updates_twice(uint32_t layer) const {
     return overspill::updates_twice(model, options, layer, page(weight(layer, 0)).home,

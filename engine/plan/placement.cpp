@@ -125,10 +125,12 @@ PlacementProblem::PlacementProblem(const ModelShape& shape, const PlanOptions& p
 }
 
 uint64_t PlacementProblem::weight_bytes(uint32_t layer) const {
-  return shard_parameters(model.layers[layer], options.ranks) * options.weight_bytes();
+  const uint64_t whole = whole_weight_bytes(layer);
+  return options.shard_weights ? whole / options.ranks : whole;
 }
 uint64_t PlacementProblem::whole_weight_bytes(uint32_t layer) const {
-  return weight_bytes(layer) * options.ranks;
+  const uint64_t shard = shard_parameters(model.layers[layer], options.ranks);
+  return shard * options.ranks * options.weight_bytes();
 }
 uint64_t PlacementProblem::gradient_sum_bytes(uint32_t layer) const {
   return whole_weight_bytes(layer) / options.weight_bytes() * sizeof(float);
@@ -140,6 +142,9 @@ uint64_t PlacementProblem::activation_bytes() const {
   return activation_page_bytes() * options.micro_batches;
 }
 uint32_t PlacementProblem::max_chunks() const {
+  return max_own_chunks() * (options.shard_weights ? 1 : options.ranks);
+}
+uint32_t PlacementProblem::max_own_chunks() const {
   uint64_t largest = 0;
   for (const LayerShape& layer : model.layers) {
     largest = std::max(largest, shard_parameters(layer, options.ranks));
@@ -166,7 +171,7 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
     return tier == Tier::device || (unified && tier == Tier::host);
   };
   // The parts of several ranks come together in the ring, wherever this rank's is at home.
-  const auto ringed = [&](Tier tier) { return o.ranks > 1 || !addressable(tier); };
+  const auto ringed = [&](Tier tier) { return o.gathers_weights() || !addressable(tier); };
   for (uint32_t l = 0; l < layers; ++l) {
     const Tier w = homes.weights[l], g = homes.gradients[l], opt = homes.optimizer[l];
     place(w, p.weight_bytes(l));
@@ -220,7 +225,7 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
   plan.stages =
       asked(roomy(stage, 2, 3 + (depth + 1) * p.max_chunks(), plan.stage_bytes), 2, o.stage_slots);
   plan.records =
-      asked(roomy(record, 1, 3 + depth * p.max_chunks(), plan.record_bytes), 1, o.record_slots);
+      asked(roomy(record, 1, 3 + depth * p.max_own_chunks(), plan.record_bytes), 1, o.record_slots);
   plan.activation_stages = roomy(activation_stage, 1, 2 + depth, plan.activation_bytes);
   if (device_stage) plan.device_stages = 2;
   plan.factored_bytes = round_up(p.table.factored_elements * kFactoredElementBytes, 4096);

@@ -45,14 +45,16 @@ struct PlacementProblem {
   std::vector<uint64_t> gradient_bytes;   ///< per layer; 0 when updates run in the backward
   uint64_t record_bytes = 0;              ///< of the largest optimizer page
 
-  /// Of this rank's part of a layer, and of all of it.
+  /// Of what this rank keeps of a layer, and of all of it.
   uint64_t weight_bytes(uint32_t layer) const;
   uint64_t whole_weight_bytes(uint32_t layer) const;
   uint64_t gradient_sum_bytes(uint32_t layer) const;
   /// All micro-batches of a layer's input.
   uint64_t activation_bytes() const;
   uint64_t activation_page_bytes() const;
+  /// Of the largest layer: chunks that this rank keeps, and those that it updates.
   uint32_t max_chunks() const;
+  uint32_t max_own_chunks() const;
   bool stores_gradients() const { return options.update == UpdateTiming::next_forward; }
 };
 

@@ -172,21 +172,40 @@ void StepPlanner::finish_layer() {
   finish_gradient(layer, sum);
 }
 
-void StepPlanner::finish_gradient(uint32_t layer, Location sum) {
+void StepPlanner::reduce_over_ranks(uint32_t layer, Location sum) {
+  const PlanOptions& o = layout_.options;
   const PageId id = layout_.gradient_sum[layer];
   const uint64_t part = layout_.shard(layer);
-  if (several_ranks()) {
+  const Location own{sum.slot, o.rank * part * sizeof(float)};
+  if (o.ranks > 1) {
     emit(OpKind::reduce_scatter, Lane::collective, layer, 0,
-         (layout_.options.ranks - 1) * part * layout_.options.gradient_bytes(),
-         {access(sum, id, AccessMode::update)});
+         (o.ranks - 1) * part * o.reduce_bytes(), {access(sum, id, AccessMode::update)});
   }
-  const Location own{sum.slot, layout_.options.rank * part * sizeof(float)};
-  emit(OpKind::reduce_gradient, Lane::compute, layer, 0, layout_.trained_parameters(layer),
-       {access(own, id, AccessMode::read, part * sizeof(float))});
-  const UpdatePass pass{.in_ring = find_ring(layer) != nullptr};
+  if (o.replicas > 1) {
+    emit(OpKind::all_reduce, Lane::collective, layer, 0,
+         2 * (o.replicas - 1) * part * o.reduce_bytes() / o.replicas,
+         {access(own, id, AccessMode::update, part * sizeof(float))});
+  }
+}
+
+void StepPlanner::finish_gradient(uint32_t layer, Location sum) {
+  const PlanOptions& o = layout_.options;
+  const uint64_t part_bytes = layout_.shard(layer) * sizeof(float);
+  reduce_over_ranks(layer, sum);
+  const Access own{sum.slot, o.rank * part_bytes, part_bytes, layout_.gradient_sum[layer]};
+  emit(OpKind::reduce_gradient, Lane::compute, layer, 0, layout_.trained_parameters(layer), {own});
+  if (updates_in_backward() && o.world() > 1) {
+    // No rank may update by numbers that another one found not to be finite.
+    Access released = own;
+    released.mode = AccessMode::update;
+    emit(OpKind::agree, Lane::collective, layer, 0, 0, {released});
+  }
+  const UpdatePass pass{.for_compute = gathers_updates(layer),
+                        .in_ring = find_ring(layer) != nullptr};
   for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
     if (layout_.chunk(layer, c).trainable()) export_gradient(layer, c, sum, pass);
   }
+  if (updates_in_backward() && gathers_updates(layer)) share_update(layer, pass.in_ring);
 }
 
 void StepPlanner::export_gradient(uint32_t layer, uint32_t c, Location sum,

@@ -70,7 +70,9 @@ class StepPlanner {
 
   uint32_t head() const { return layout_.model.head(); }
   bool trainable(uint32_t layer) const { return layout_.model.layers[layer].trainable(); }
-  bool several_ranks() const { return layout_.options.ranks > 1; }
+  /// ZeRO-3: the other ranks' weights are fetched before each use.
+  bool gathers_weights() const { return layout_.options.gathers_weights(); }
+  bool gathers_updates(uint32_t layer) const { return layout_.gathers_updates(layer); }
   bool tied() const { return layout_.model.config.tie_word_embeddings; }
   const Page& page(PageId id) const { return layout_.page(id); }
   Location home(PageId id) const { return {page(id).home_slot, page(id).home_offset}; }
@@ -130,6 +132,8 @@ class StepPlanner {
   void load_weight(uint32_t layer, uint32_t c, const RingEntry& entry);
   /// The other ranks' parts join this rank's, which is in the ring or comes from its home.
   void gather_weights(uint32_t layer, RingEntry& entry);
+  /// The same in one place, which holds this rank's part already.
+  void gather_in_place(uint32_t layer, Location whole);
 
   // ---- updates -----------------------------------------------------------------------------
 
@@ -137,6 +141,7 @@ class StepPlanner {
   struct UpdatePass {
     bool for_compute = false;  ///< new weights go where compute reads them
     bool writes = true;        ///< new weights and state go to NVMe
+    bool repeated = false;     ///< the other ranks' new weights are home already
     bool aside = false;        ///< weights pass through a stage; the ring is left as it is
     bool in_ring = false;      ///< the ring holds the weights to update
   };
@@ -167,6 +172,9 @@ class StepPlanner {
   void write_back(uint32_t layer, uint32_t c, const UpdateWeights& weights, Location state,
                   const UpdatePass& pass);
 
+  /// The other ranks' new weights come here and go home, once this rank's are in their place.
+  void share_update(uint32_t layer, bool was_in_ring);
+  void write_peer_weights(uint32_t layer, const RingEntry& entry);
   /// The pending update of all chunks of a layer.
   void plan_pending_update(uint32_t layer, const UpdatePass& pass);
   /// The forward's update once more, from the same state and gradient, and written.
@@ -209,6 +217,8 @@ class StepPlanner {
   };
   void finish_layer();
   void finish_gradient(uint32_t layer, Location sum);
+  /// A layer's sums become those of all ranks, as far as this rank owns them.
+  void reduce_over_ranks(uint32_t layer, Location sum);
 
   /// A chunk's gradient goes home, or into its update right away.
   void export_gradient(uint32_t layer, uint32_t c, Location sum, const UpdatePass& pass);

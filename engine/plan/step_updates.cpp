@@ -32,7 +32,7 @@ Location StepPlanner::in_ring(const RingEntry& entry, uint32_t layer, uint32_t c
 }
 
 Location StepPlanner::weights_for_compute(uint32_t layer) {
-  if (addresses_home(layer) && !several_ranks()) return home(layout_.weight(layer, 0));
+  if (addresses_home(layer) && !gathers_weights()) return home(layout_.weight(layer, 0));
   RingEntry* entry = find_ring(layer);
   if (entry == nullptr) {
     entry = &take_ring(layer);
@@ -41,7 +41,7 @@ Location StepPlanner::weights_for_compute(uint32_t layer) {
     }
   }
   entry->last_use = ++ring_clock_;
-  if (several_ranks() && !entry->gathered) gather_weights(layer, *entry);
+  if (gathers_weights() && !entry->gathered) gather_weights(layer, *entry);
   return {entry->slot, 0};
 }
 
@@ -55,26 +55,35 @@ void StepPlanner::load_weight(uint32_t layer, uint32_t c, const RingEntry& entry
 }
 
 void StepPlanner::gather_weights(uint32_t layer, RingEntry& entry) {
+  entry.gathered = true;
+  if (!addresses_home(layer)) return gather_in_place(layer, {entry.slot, 0});
   const PageId first = layout_.weight(layer, 0);
-  const uint32_t chunks = layout_.chunk_count(layer);
   const uint64_t part = layout_.shard(layer) * layout_.options.weight_bytes();
-  const uint64_t peers = part * (layout_.options.ranks - 1);
-  const Location own = addresses_home(layer) ? home(first) : in_ring(entry, layer, 0);
-  std::vector<Access> touched = {{own.slot, own.offset, part, first, chunks, AccessMode::read}};
+  const Location own = home(first);
   Access whole = layer_weights({entry.slot, 0}, layer);
   whole.mode = AccessMode::write;
-  if (addresses_home(layer)) {
-    touched.push_back(whole);
-  } else {  // in place: this rank's part is there
-    const uint64_t before = part * layout_.options.rank;
-    if (before > 0) touched.push_back({entry.slot, 0, before, whole.page, 1, AccessMode::write});
-    if (before < peers) {
-      const PageId behind{first.value + chunks};
-      touched.push_back({entry.slot, before + part, peers - before, behind, 1, AccessMode::write});
-    }
+  emit(OpKind::all_gather, Lane::collective, layer, 0, part * (layout_.options.ranks - 1),
+       {{own.slot, own.offset, part, first, layout_.chunk_count(layer), AccessMode::read}, whole});
+}
+
+void StepPlanner::gather_in_place(uint32_t layer, Location whole) {
+  const PlanOptions& o = layout_.options;
+  const uint64_t part = layout_.shard(layer) * o.weight_bytes();
+  const PageId first = layout_.first_whole_weight[layer];
+  const PageId own = layout_.weight(layer, layout_.first_own_chunk(layer));
+  const uint32_t count = layout_.own_chunk_count(layer), before = own.value - first.value;
+  const uint32_t behind = layout_.whole_weight_count(layer) - before - count;
+  const uint64_t at = whole.offset + part * o.rank, end = whole.offset + part * o.ranks;
+  std::vector<Access> touched = {{whole.slot, at, part, own, count, AccessMode::read}};
+  if (before > 0) {
+    touched.push_back(
+        {whole.slot, whole.offset, at - whole.offset, first, before, AccessMode::write});
   }
-  emit(OpKind::all_gather, Lane::collective, layer, 0, peers, touched);
-  entry.gathered = true;
+  if (behind > 0) {
+    touched.push_back(
+        {whole.slot, at + part, end - at - part, {own.value + count}, behind, AccessMode::write});
+  }
+  emit(OpKind::all_gather, Lane::collective, layer, 0, part * (o.ranks - 1), touched);
 }
 
 StepPlanner::UpdateWeights StepPlanner::locate_weights(uint32_t layer, uint32_t c,
@@ -198,12 +207,40 @@ void StepPlanner::write_back(uint32_t layer, uint32_t c, const UpdateWeights& we
   transfer(OpKind::write, layer, c, writes);
 }
 
+void StepPlanner::share_update(uint32_t layer, bool was_in_ring) {
+  if (addresses_home(layer)) return gather_in_place(layer, home(layout_.weight(layer, 0)));
+  RingEntry& entry = find_or_take_ring(layer);
+  const uint32_t first = layout_.first_own_chunk(layer);
+  for (uint32_t c = first; !was_in_ring && c < first + layout_.own_chunk_count(layer); ++c) {
+    if (!layout_.chunk(layer, c).trainable()) load_weight(layer, c, entry);
+  }
+  gather_in_place(layer, {entry.slot, 0});
+  write_peer_weights(layer, entry);
+}
+
+void StepPlanner::write_peer_weights(uint32_t layer, const RingEntry& entry) {
+  for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
+    const Chunk& chunk = layout_.chunk(layer, c);
+    if (layout_.owns(chunk) || !chunk.trains) continue;
+    const PageId id = layout_.weight(layer, c);
+    Location source = in_ring(entry, layer, c);
+    if (!unified_) {
+      const Location target = page(id).home == Tier::host ? home(id) : stages_.next();
+      copy(OpKind::copy_to_host, id, source, target);
+      source = target;
+    }
+    if (page(id).home != Tier::nvme) continue;
+    transfer(OpKind::write, layer, c, std::array{access(source, id, AccessMode::read)});
+  }
+}
+
 void StepPlanner::plan_pending_update(uint32_t layer, const UpdatePass& pass) {
   if (!trainable(layer)) return;
   const uint32_t chunks = layout_.chunk_count(layer);
   for (uint32_t c = 0; c < chunks; ++c) {
     if (layout_.chunk(layer, c).trainable()) plan_update(layer, c, std::nullopt, pass);
   }
+  if (gathers_updates(layer) && !pass.repeated) return share_update(layer, false);
   if (!pass.for_compute || addresses_home(layer)) return;
   // The updates have handed their chunks to the ring; frozen ones join them there.
   const RingEntry& entry = find_or_take_ring(layer);
@@ -215,12 +252,13 @@ void StepPlanner::plan_pending_update(uint32_t layer, const UpdatePass& pass) {
 void StepPlanner::plan_repeated_update(uint32_t layer, bool for_compute) {
   // What the ring still holds since the forward are the new weights.
   const bool fills = for_compute && find_ring(layer) == nullptr;
-  plan_pending_update(layer, {.for_compute = fills, .aside = !fills});
+  plan_pending_update(layer, {.for_compute = fills, .repeated = true, .aside = !fills});
 }
 
 void StepPlanner::plan_flush(uint32_t layer) {
   if (!trainable(layer)) return;
-  plan_pending_update(layer, {});
+  // Where the other ranks' new weights come in by the ring, this rank's must be there too.
+  plan_pending_update(layer, {.for_compute = gathers_updates(layer)});
   const OpId last{static_cast<uint32_t>(program_.ops.size()) - 1};
   end_layer(last);
   begin_layer();

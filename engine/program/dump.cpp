@@ -66,7 +66,11 @@ std::string dump_layout(const Layout& layout) {
       layout.model.layers.size(), layout.table.chunks.size(), layout.chunk_parameters,
       layout.prefetch_depth, layout.device_bytes, layout.host_bytes, layout.nvme_bytes);
   const PlanOptions& o = layout.options;
-  if (o.ranks > 1) text += fmt::format("rank {} of {}\n", o.rank, o.ranks);
+  if (o.ranks > 1) {
+    text += fmt::format("rank {} of {}{}\n", o.rank, o.ranks,
+                        o.shard_weights ? "" : ", weights on every rank");
+  }
+  if (o.replicas > 1) text += fmt::format("{} replicas\n", o.replicas);
   const std::vector<uint32_t> twice = layout.layers_updated_twice();
   if (!twice.empty()) text += fmt::format("updated twice: layers {}\n", fmt::join(twice, " "));
   for (size_t i = 0; i < layout.slots.size(); ++i) {

@@ -37,6 +37,8 @@ const char* op_name(OpKind kind) {
     case OpKind::update: return "update";
     case OpKind::all_gather: return "all_gather";
     case OpKind::reduce_scatter: return "reduce_scatter";
+    case OpKind::all_reduce: return "all_reduce";
+    case OpKind::agree: return "agree";
   }
   return "?";
 }

@@ -9,6 +9,7 @@
 #include "engine/base/error.h"
 #include "engine/program/contents.h"
 #include "engine/program/dump.h"
+#include "engine/program/op_order.h"
 
 namespace overspill {
 namespace {
@@ -17,13 +18,6 @@ bool moves_pages(OpKind kind) {
   return kind == OpKind::read || kind == OpKind::write || kind == OpKind::copy_to_device ||
          kind == OpKind::copy_to_host || kind == OpKind::all_gather;
 }
-
-bool passes_micro_batch(OpKind kind) {
-  return kind == OpKind::forward || kind == OpKind::loss || kind == OpKind::score ||
-         kind == OpKind::backward;
-}
-
-constexpr size_t kKinds = static_cast<size_t>(OpKind::reduce_scatter) + 1;
 
 class Verifier {
  public:
@@ -36,14 +30,15 @@ class Verifier {
         written_(layout.pages.size()),
         gradient_used_(layout.pages.size()),
         may_be_old_(layout.pages.size()),
-        scattered_(layout.model.layers.size(), UINT32_MAX),
-        done_(kKinds, std::vector<uint32_t>(layout.model.layers.size())) {}
+        order_(program, layout) {}
 
   void run() {
+    for (uint32_t l = 0; l < layout_.model.layers.size(); ++l)
+      trains_.push_back(training_chunks(l));
     check_layout();
     fill_homes();
     for (uint32_t i = 0; i < program_.ops.size(); ++i) check_op(OpId{i});
-    check_ops_done();
+    order_.check_complete();
     check_results();
   }
 
@@ -96,7 +91,7 @@ class Verifier {
     for (const OpId dep : program_.deps_of(op)) {
       if (dep.value >= id.value) refuse(id, "depends on a later op {}", dep.value);
     }
-    check_order(id, op);
+    order_.check(id, newest_[layout_.gradient_sum[op.layer].value]);
     const std::span<const Access> accesses = program_.accesses_of(op);
     const bool repeats =
         op.kind == OpKind::update && !accesses.empty() && updated_[accesses[0].page.value] > 0;
@@ -127,6 +122,7 @@ class Verifier {
       if (op.kind == OpKind::write) check_nvme_write(id, access, moved);
     }
     if (op.kind == OpKind::update) check_update(id, op);
+    if (op.kind == OpKind::all_gather) check_gathered(id, op);
   }
 
   /// Accesses cover whole pages, from their beginning. Exceptions: the parts of a layer's sums,
@@ -139,7 +135,7 @@ class Verifier {
       const Chunk& chunk = layout_.chunk(op.layer, op.index);
       skipped = chunk.begin * sizeof(float);
       bytes = chunk.parameters * sizeof(float);
-    } else if (page.kind == PageKind::gradient_sum && op.kind == OpKind::reduce_gradient) {
+    } else if (page.kind == PageKind::gradient_sum && takes_own_part(op.kind)) {
       bytes = layout_.shard(op.layer) * sizeof(float);
       skipped = layout_.options.rank * bytes;
     } else if (page.kind == PageKind::optimizer && program_.kind.moments_zero) {
@@ -151,32 +147,8 @@ class Verifier {
     return skipped;
   }
 
-  /// Micro-batches pass a layer in order, so that its sums are added in order; what takes the sums
-  /// comes after all of them.
-  void check_order(OpId id, const Op& op) {
-    uint32_t& done = done_[static_cast<size_t>(op.kind)][op.layer];
-    if (passes_micro_batch(op.kind) && op.index != done) refuse(id, "micro-batch {} is next", done);
-    ++done;
-    const auto count = [&](OpKind kind) { return done_[static_cast<size_t>(kind)][op.layer]; };
-    const uint32_t sum = layout_.gradient_sum[op.layer].value;
-    const bool summed = count(OpKind::backward) == program_.kind.micro_batches ||
-                        count(OpKind::loss) == program_.kind.micro_batches;
-    switch (op.kind) {
-      case OpKind::reduce_scatter:
-        if (!summed) refuse(id, "gradients are not complete");
-        scattered_[op.layer] = newest_[sum] + 1;
-        break;
-      case OpKind::reduce_gradient:
-        if (!summed) refuse(id, "gradients are not complete");
-        if (layout_.options.ranks > 1 && scattered_[op.layer] != newest_[sum]) {
-          refuse(id, "gradients are not summed over the ranks");
-        }
-        break;
-      case OpKind::export_gradient:
-        if (count(OpKind::reduce_gradient) == 0) refuse(id, "gradients are not reduced");
-        break;
-      default: break;
-    }
+  static bool takes_own_part(OpKind kind) {
+    return kind == OpKind::reduce_gradient || kind == OpKind::all_reduce || kind == OpKind::agree;
   }
 
   void check_reach(OpId id, const Op& op, const Access& access) const {
@@ -223,9 +195,25 @@ class Verifier {
            access.slot.value, wanted);
   }
 
+  /// What is gathered behind an update is this rank's new weights.
+  void check_gathered(OpId id, const Op& op) const {
+    if (!layout_.gathers_updates(op.layer)) return;
+    for (uint32_t c = 0; c < layout_.chunk_count(op.layer); ++c) {
+      const bool changes = trains_[op.layer][c] && layout_.owns(layout_.chunk(op.layer, c));
+      if (changes && updated_[layout_.weight(op.layer, c).value] == 0) {
+        refuse(id, "gathers weights that are not updated");
+      }
+    }
+  }
+
   /// The version that an access leaves: moved as it is, or a new one.
   uint32_t version_made(const Op& op, PageId page, uint32_t moved, bool repeats) {
-    if (op.kind == OpKind::all_gather) return newest_[page.value];
+    if (op.kind == OpKind::all_gather) {
+      const Page& gathered = layout_.page(page);
+      const bool changes = layout_.gathers_updates(op.layer) && gathered.kind == PageKind::weight &&
+                           trains_[op.layer][gathered.index];
+      return changes ? newest_[page.value] = 1 : newest_[page.value];
+    }
     if (moves_pages(op.kind)) return moved;
     if (op.kind == OpKind::update) ++updated_[page.value];
     if (repeats) return newest_[page.value];
@@ -275,34 +263,12 @@ class Verifier {
     }
   }
 
-  /// Every op that the step is made of was there.
-  void check_ops_done() const {
-    const StepKind& kind = program_.kind;
-    const ModelShape& model = layout_.model;
-    for (uint32_t l = 0; l < model.layers.size(); ++l) {
-      const bool head = l == model.head(), backward = kind.forward && kind.backward;
-      const auto expect = [&](OpKind op, bool there, uint32_t times) {
-        const uint32_t done = done_[static_cast<size_t>(op)][l];
-        if (done == (there ? times : 0)) return;
-        fail(ErrorCode::internal, "program verification: {} of layer {} is there {} times",
-             op_name(op), l, done);
-      };
-      const uint32_t mb = kind.micro_batches;
-      expect(OpKind::forward, kind.forward && !head, mb);
-      expect(OpKind::score, kind.forward && !kind.backward && head, mb);
-      expect(OpKind::loss, backward && head, mb);
-      expect(OpKind::backward, backward && !head && l >= model.lowest_trainable(), mb);
-      const bool sums = backward && model.layers[l].trainable();
-      expect(OpKind::reduce_gradient, sums, 1);
-      expect(OpKind::reduce_scatter, sums && layout_.options.ranks > 1, 1);
-    }
-  }
-
-  /// Per layer and chunk, whether it holds a part of a trainable tensor; from the model, not from
+  /// By chunk of a layer, whether it holds a part of a trainable tensor; from the model, not from
   /// the chunk table.
-  std::vector<char> trainable_chunks(uint32_t layer) const {
+  std::vector<char> training_chunks(uint32_t layer) const {
     std::vector<char> trains;
-    uint64_t begin = layout_.options.rank * layout_.shard(layer);
+    const PlanOptions& o = layout_.options;
+    uint64_t begin = o.shard_weights ? o.rank * layout_.shard(layer) : 0;
     for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
       const uint64_t end =
           begin + layout_.page(layout_.weight(layer, c)).bytes / layout_.options.weight_bytes();
@@ -320,26 +286,24 @@ class Verifier {
     const bool in_backward = layout_.options.update == UpdateTiming::in_backward;
     const bool backward = kind.forward && kind.backward;
     const bool updates = kind.pending_update || (in_backward && backward);
-    std::vector<std::vector<char>> trains;
-    for (uint32_t l = 0; l < layout_.model.layers.size(); ++l) {
-      trains.push_back(trainable_chunks(l));
-    }
     for (uint32_t i = 0; i < layout_.pages.size(); ++i) {
       const Page& page = layout_.pages[i];
       const bool gradient = page.kind == PageKind::gradient;
       if (page.kind != PageKind::weight && page.kind != PageKind::optimizer && !gradient) continue;
-      const bool changes = trains[page.layer][page.index];
+      const bool own = layout_.owns(layout_.chunk(page.layer, page.index));
+      const bool changes = trains_[page.layer][page.index], owned = changes && own;
       const auto hold = [&](bool condition, const char* what) {
         if (condition) return;
         fail(ErrorCode::internal, "program verification: {}: {}", page_name(page), what);
       };
       hold(changes || (newest_[i] == 0 && written_[i] == 0), "is frozen, and written");
-      hold(changes || page.kind == PageKind::weight || page.bytes == 0, "is frozen, with state");
+      hold(owned || page.kind == PageKind::weight || page.bytes == 0,
+           "has state, and no use for it");
       if (gradient) {
-        hold(newest_[i] == (changes && backward ? 1u : 0u), "is not left by the backward once");
+        hold(newest_[i] == (owned && backward ? 1u : 0u), "is not left by the backward once");
       } else if (page.bytes > 0) {
         const uint32_t times = twice(page.layer) ? 2 : 1;
-        hold(updated_[i] == (changes && updates ? times : 0u), "has the wrong number of updates");
+        hold(updated_[i] == (owned && updates ? times : 0u), "has the wrong number of updates");
         hold(newest_[i] == (changes && updates ? 1u : 0u), "has not one new version");
       }
       const bool kept = page.bytes > 0 && (!gradient || (backward && !in_backward));
@@ -355,8 +319,8 @@ class Verifier {
   std::vector<uint32_t> updated_, written_;  ///< times each page was, by updates and to NVMe
   std::vector<uint32_t> gradient_used_;      ///< the version that a page's update took
   std::vector<char> may_be_old_;             ///< weights and state of layers updated twice
-  std::vector<uint32_t> scattered_;          ///< per layer: its sums' version over all ranks
-  std::vector<std::vector<uint32_t>> done_;  ///< ops by kind and layer
+  std::vector<std::vector<char>> trains_;    ///< per layer and chunk
+  OpOrder order_;
 };
 
 }  // namespace

@@ -18,8 +18,8 @@ int64_t now_ns() {
 
 }  // namespace
 
-Executor::Executor(PageStore& store, const Llama& llama, LaneCpus cpus)
-    : runner_(store, llama), cpus_(std::move(cpus)) {
+Executor::Executor(PageStore& store, const Llama& llama, LaneCpus cpus, const RankGroups& ranks)
+    : runner_(store, llama, ranks), cpus_(std::move(cpus)) {
   for (size_t lane = 0; lane < kLanes; ++lane) {
     lanes_[lane].thread = std::thread([this, lane] { lane_main(lane); });
   }
@@ -133,6 +133,8 @@ void Executor::stop(std::exception_ptr error) {
     if (!error_) error_ = std::move(error);
   }
   stopped_ = true;
+  // The other ranks wait for this one, which would wait for them.
+  runner_.abort("this rank has stopped by an error of its own");
   for (LaneThread& lane : lanes_) {
     { const std::lock_guard lock(lane.mutex); }
     lane.ready.notify_all();

@@ -6,6 +6,7 @@
 
 #include "engine/base/error.h"
 #include "engine/program/dump.h"
+#include "engine/run/factored_sums.h"
 
 namespace overspill {
 namespace {
@@ -22,12 +23,21 @@ bool overlap(std::span<const Channel::Segment> one, std::span<const Channel::Seg
 
 }  // namespace
 
-OpRunner::OpRunner(PageStore& store, const Llama& llama)
-    : store_(store), layout_(store.layout()), llama_(llama) {}
+OpRunner::OpRunner(PageStore& store, const Llama& llama, const RankGroups& ranks)
+    : store_(store), layout_(store.layout()), llama_(llama), ranks_(ranks) {
+  const PlanOptions& o = layout_.options;
+  CHECK(o.ranks == 1 || (ranks_.shard != nullptr && ranks_.shard->size() == o.ranks));
+  CHECK(o.replicas == 1 || (ranks_.replicas != nullptr && ranks_.replicas->size() == o.replicas));
+  CHECK(o.world() == 1 || (ranks_.world != nullptr && ranks_.world->size() == o.world()));
+}
 
 template <class T>
 T* OpRunner::at(const Access& access) const {
   return reinterpret_cast<T*>(store_.address(access.slot, access.offset));
+}
+
+std::span<float> OpRunner::floats(const Access& access) const {
+  return {at<float>(access), access.bytes / sizeof(float)};
 }
 
 void OpRunner::run(const Program& program, const Op& op, StepContext& context) {
@@ -48,9 +58,18 @@ void OpRunner::run(const Program& program, const Op& op, StepContext& context) {
     case OpKind::reduce_gradient: return run_reduce(accesses, op, context);
     case OpKind::export_gradient: return run_export(accesses, op);
     case OpKind::update: return run_update(program, op, context);
-    case OpKind::all_gather:
+    case OpKind::all_gather: return run_all_gather(accesses);
     case OpKind::reduce_scatter:
-      fail(ErrorCode::internal, "{} needs several ranks, and this run has one", op_name(op.kind));
+      return ranks_.shard->reduce_scatter(floats(accesses[0]), layout_.options.reduce_type);
+    case OpKind::all_reduce:
+      return ranks_.replicas->all_reduce(floats(accesses[0]), layout_.options.reduce_type);
+    case OpKind::agree: return run_agree(op, context);
+  }
+}
+
+void OpRunner::abort(const std::string& reason) {
+  for (Collective* collective : {ranks_.world, ranks_.shard, ranks_.replicas}) {
+    if (collective != nullptr) collective->abort(reason);
   }
 }
 
@@ -130,17 +149,54 @@ void OpRunner::run_backward(std::span<const Access> accesses, const Op& op, Step
                         at<float>(accesses[2]), sums, first);
 }
 
+void OpRunner::run_all_gather(std::span<const Access> accesses) {
+  const Access& own = accesses[0];
+  const PlanOptions& o = layout_.options;
+  std::byte* const part = at<std::byte>(own);
+  // This rank's part comes from its home, or is in its place among the others.
+  const bool apart = accesses[1].bytes == own.bytes * o.ranks;
+  std::byte* const whole = apart ? at<std::byte>(accesses[1]) : part - o.rank * own.bytes;
+  ranks_.shard->all_gather({part, own.bytes}, {whole, own.bytes * o.ranks});
+}
+
 void OpRunner::run_reduce(std::span<const Access> accesses, const Op& op, StepContext& context) {
-  const double squares = llama_.gradient_square_sum(op.layer, at<float>(accesses[0]));
+  const uint64_t part = layout_.shard(op.layer), begin = layout_.options.rank * part;
+  const auto* sums = at<float>(accesses[0]);
+  const double squares = llama_.gradient_square_sum(op.layer, sums, begin, begin + part);
   context.gradient_squares[op.layer] = squares;
   if (!std::isfinite(squares)) context.non_finite = true;
-  const bool update_follows = layout_.options.update == UpdateTiming::in_backward;
+  run_factored_sums(sums, op, context);
+}
+
+/// Sums over rows and columns of this rank's part of each matrix.
+void OpRunner::run_factored_sums(const float* sums, const Op& op, StepContext& context) {
   const FactoredMoments moments = store_.factored_moments();
+  const uint64_t part = layout_.shard(op.layer), begin = layout_.options.rank * part;
   for (const FactoredMatrix& m : layout_.matrices(op.layer)) {
-    llama_.kernels().row_column_squares(at<float>(accesses[0]) + m.offset, m.rows, m.columns,
-                                        moments.sums + m.first, moments.sums + m.column_first());
-    if (update_follows && !context.non_finite) advance_moment(moments, m, context.update);
+    add_part_squares(llama_.kernels(), sums, begin, begin + part, m, moments);
   }
+  if (layout_.options.world() == 1) advance_moments(op, context);
+}
+
+void OpRunner::advance_moments(const Op& op, const StepContext& context) {
+  if (layout_.options.update != UpdateTiming::in_backward || context.non_finite) return;
+  for (const FactoredMatrix& m : layout_.matrices(op.layer)) {
+    advance_moment(store_.factored_moments(), m, context.update);
+  }
+}
+
+void OpRunner::run_agree(const Op& op, StepContext& context) {
+  double broken = context.non_finite ? 1 : 0;
+  ranks_.world->all_reduce(std::span(&broken, 1));
+  context.non_finite = broken > 0;
+  const auto matrices = layout_.matrices(op.layer);
+  if (matrices.empty()) return;
+  const uint64_t first = matrices.front().first;
+  const uint64_t end = matrices.back().first + matrices.back().elements();
+  if (layout_.options.ranks > 1) {
+    ranks_.shard->all_reduce(std::span(store_.factored_moments().sums + first, end - first));
+  }
+  advance_moments(op, context);
 }
 
 void OpRunner::run_export(std::span<const Access> accesses, const Op& op) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/collective/collective.h"
 #include "engine/model/llama.h"
 #include "engine/run/page_store.h"
 #include "engine/run/step_context.h"
@@ -13,7 +14,7 @@ namespace overspill {
 
 class OpRunner {
  public:
-  OpRunner(PageStore& store, const Llama& llama);
+  OpRunner(PageStore& store, const Llama& llama, const RankGroups& ranks = {});
 
   /// Starts a read or a write, whose dependencies are done; run() then waits for it. One may begin
   /// while the one before it in its lane is under way. False, and nothing begun, when it has to
@@ -21,21 +22,29 @@ class OpRunner {
   bool begin(const Program& program, const Op& op);
   /// Throws Error; the message names the page for I/O errors. A read or a write has begun.
   void run(const Program& program, const Op& op, StepContext& context);
+  /// From any thread: what waits for other ranks ends with Error(rank_lost).
+  void abort(const std::string& reason);
 
  private:
   template <class T>
   T* at(const Access& access) const;
+  std::span<float> floats(const Access& access) const;
   void finish_transfer(const Program& program, const Op& op);
   void run_forward(std::span<const Access> accesses, const Op& op, StepContext& context);
   void run_head(std::span<const Access> accesses, const Op& op, StepContext& context);
   void run_backward(std::span<const Access> accesses, const Op& op, StepContext& context);
   void run_reduce(std::span<const Access> accesses, const Op& op, StepContext& context);
+  void run_factored_sums(const float* sums, const Op& op, StepContext& context);
+  void advance_moments(const Op& op, const StepContext& context);
+  void run_agree(const Op& op, StepContext& context);
+  void run_all_gather(std::span<const Access> accesses);
   void run_export(std::span<const Access> accesses, const Op& op);
   void run_update(const Program& program, const Op& op, StepContext& context);
 
   PageStore& store_;
   const Layout& layout_;
   const Llama& llama_;
+  const RankGroups ranks_;
 
   /// Of one lane, used by its thread.
   struct Transfers {

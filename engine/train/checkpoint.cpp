@@ -30,7 +30,9 @@ constexpr const char* kTokenizerFiles[] = {"tokenizer.json",     "tokenizer_conf
                                            "merges.txt",         "generation_config.json",
                                            "chat_template.jinja"};
 
-std::string file_hash(const fs::path& path) {
+std::string hash_text(XXH64_hash_t hash) { return fmt::format("{:016x}", hash); }
+
+XXH64_hash_t file_hash(const fs::path& path) {
   const Fd file = open_file(path, O_RDONLY);
   XXH3_state_t* state = XXH3_createState();
   XXH3_64bits_reset(state);
@@ -48,7 +50,7 @@ std::string file_hash(const fs::path& path) {
   }
   const XXH64_hash_t hash = XXH3_64bits_digest(state);
   XXH3_freeState(state);
-  return fmt::format("{:016x}", hash);
+  return hash;
 }
 
 /// The directory a model path names (the path itself, or a config.json's parent).
@@ -73,15 +75,32 @@ void copy_tokenizer(const fs::path& source, const fs::path& directory) {
 /// Of a manifest without its own checksum.
 std::string manifest_hash(const nlohmann::json& manifest) {
   const std::string text = manifest.dump();
-  return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
+  return hash_text(XXH3_64bits(text.data(), text.size()));
 }
 
-void write_manifest(const fs::path& directory, const TrainingPosition& p, Precision precision) {
-  nlohmann::json files = nlohmann::json::object();
+/// Checksums of all files of a directory; each rank reads some of them.
+nlohmann::json hash_files(const fs::path& directory, const Ranks& ranks) {
+  std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(directory)) {
-    files[entry.path().filename().string()] = {{"bytes", entry.file_size()},
-                                               {"xxh3", file_hash(entry.path())}};
+    names.push_back(entry.path().filename().string());
   }
+  std::sort(names.begin(), names.end());
+  std::vector<XXH64_hash_t> own;  // as many on every rank
+  for (size_t i = 0; i < names.size(); i += ranks.size()) {
+    const size_t mine = i + ranks.rank();
+    own.push_back(mine < names.size() ? file_hash(directory / names[mine]) : 0);
+  }
+  const auto all = ranks.gather(std::span<const XXH64_hash_t>(own));
+  nlohmann::json files = nlohmann::json::object();
+  for (size_t i = 0; i < names.size(); ++i) {
+    const XXH64_hash_t hash = all[i % ranks.size() * own.size() + i / ranks.size()];
+    files[names[i]] = {{"bytes", fs::file_size(directory / names[i])}, {"xxh3", hash_text(hash)}};
+  }
+  return files;
+}
+
+void write_manifest(const fs::path& directory, const TrainingPosition& p, Precision precision,
+                    const nlohmann::json& files) {
   nlohmann::json manifest = {{"format", kFormatVersion},
                              {"step", p.step},
                              {"updates", p.updates},
@@ -140,8 +159,9 @@ void remove_oldest(const fs::path& saved, uint32_t limit) {
   for (size_t i = 0; i + limit - 1 < others.size(); ++i) fs::remove_all(others[i].second);
 }
 
-/// Compares every file with its size and checksum in the manifest.
-void check_files(const fs::path& directory, const nlohmann::json& files) {
+/// Compares every file with its size in the manifest, and this rank's with their checksums.
+void check_files(const fs::path& directory, const nlohmann::json& files, const Ranks& ranks) {
+  size_t index = 0;
   for (const auto& [name, expected] : files.items()) {
     const fs::path path = directory / name;
     const auto remedy = "the checkpoint is damaged; resume from another one";
@@ -153,7 +173,8 @@ void check_files(const fs::path& directory, const nlohmann::json& files) {
       fail(ErrorCode::invalid_file, "{}: {} bytes, {} says {}; {}", path.string(),
            fs::file_size(path), kManifest, expected.at("bytes").dump(), remedy);
     }
-    if (file_hash(path) != expected.at("xxh3").get<std::string>()) {
+    if (index++ % ranks.size() != ranks.rank()) continue;
+    if (hash_text(file_hash(path)) != expected.at("xxh3").get<std::string>()) {
       fail(ErrorCode::invalid_file, "{}: its content does not match the checksum in {}; {}",
            path.string(), kManifest, remedy);
     }
@@ -166,40 +187,59 @@ const char* precision_name(Precision precision) {
   return precision == Precision::bf16 ? "bf16" : "float32";
 }
 
+/// All ranks fill the directory; the first one writes what is not sharded.
+void fill_checkpoint(PageStore& store, const fs::path& directory, const TrainingPosition& position,
+                     const CheckpointOptions& options, const Ranks& ranks) {
+  const Layout& layout = store.layout();
+  if (ranks.first()) {
+    fs::remove_all(directory);
+    fs::create_directories(directory);
+  }
+  export_weights(store, directory, ranks);
+  if (!options.only_model) {
+    save_optimizer(store, directory / kOptimizer, position.updates == 0, ranks);
+  }
+  if (ranks.first()) {
+    write_config(layout.model.config, layout.options.precision, directory);
+    copy_tokenizer(model_directory(options.source_model), directory);
+  }
+  if (options.only_model) return;
+  ranks.world().barrier();
+  const nlohmann::json files = hash_files(directory, ranks);
+  if (ranks.first()) write_manifest(directory, position, layout.options.precision, files);
+}
+
 fs::path save_checkpoint(PageStore& store, const TrainingPosition& position,
-                         const CheckpointOptions& options) {
+                         const CheckpointOptions& options, const Ranks& ranks) {
   const std::string name = fmt::format("checkpoint-{}", position.step);
   const fs::path temporary = options.output_dir / fmt::format(".{}.tmp", name);
   const fs::path target = options.output_dir / name;
-  try {
-    fs::remove_all(temporary);
-    fs::create_directories(temporary);
-    export_weights(store, temporary);
-    write_config(store.layout().model.config, store.layout().options.precision, temporary);
-    copy_tokenizer(model_directory(options.source_model), temporary);
-    if (!options.only_model) {
-      save_optimizer(store, temporary / kOptimizer, position.updates == 0);
-      write_manifest(temporary, position, store.layout().options.precision);
-    }
-    sync_directory(temporary);
-    move_into_place(temporary, target);
-    if (!options.only_model) point_latest(options.output_dir, name);
-    if (options.total_limit > 0) remove_oldest(target, options.total_limit);
-  } catch (const fs::filesystem_error& error) {
+  const auto give_up = [&] {
     std::error_code ignored;
-    fs::remove_all(temporary, ignored);
+    if (ranks.first()) fs::remove_all(temporary, ignored);
+  };
+  try {
+    fill_checkpoint(store, temporary, position, options, ranks);
+    if (ranks.first()) {
+      sync_directory(temporary);
+      move_into_place(temporary, target);
+      if (!options.only_model) point_latest(options.output_dir, name);
+      if (options.total_limit > 0) remove_oldest(target, options.total_limit);
+    }
+    ranks.world().barrier();
+  } catch (const fs::filesystem_error& error) {
+    give_up();
     fail(ErrorCode::io, "save {}: {}; free space there or change output_dir, then resume",
          target.string(), error.what());
   } catch (const Error& error) {
-    std::error_code ignored;
-    fs::remove_all(temporary, ignored);
+    give_up();
     throw Error(error.code(), fmt::format("save {}: {}; earlier checkpoints are untouched",
                                           target.string(), error.what()));
   }
   return target;
 }
 
-Checkpoint open_checkpoint(const fs::path& directory) {
+Checkpoint open_checkpoint(const fs::path& directory, const Ranks& ranks) {
   const fs::path manifest_path = directory / kManifest;
   if (!fs::exists(manifest_path)) {
     fail(ErrorCode::not_found,
@@ -233,7 +273,7 @@ Checkpoint open_checkpoint(const fs::path& directory) {
     manifest.at("shuffle").get_to(p.shuffle);
     manifest.at("sequence_len").get_to(p.sequence_len);
     manifest.at("precision").get_to(checkpoint.precision);
-    check_files(directory, manifest.at("files"));
+    check_files(directory, manifest.at("files"), ranks);
   } catch (const nlohmann::json::exception& error) {
     fail(ErrorCode::invalid_file, "{}: {}; the checkpoint is damaged; resume from another one",
          manifest_path.string(), error.what());

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "engine/collective/ranks.h"
 #include "engine/run/page_store.h"
 
 namespace overspill {
@@ -31,10 +32,10 @@ struct CheckpointOptions {
   bool only_model = false;
 };
 
-/// Writes output_dir/checkpoint-<step> and returns its path. A failure leaves no partial checkpoint
-/// under a final name and the last complete one untouched.
+/// All ranks write output_dir/checkpoint-<step>; returns its path. A failure leaves no partial
+/// checkpoint under a final name and the last complete one untouched.
 std::filesystem::path save_checkpoint(PageStore& store, const TrainingPosition& position,
-                                      const CheckpointOptions& options);
+                                      const CheckpointOptions& options, const Ranks& ranks);
 
 /// A checkpoint whose manifest and files have been verified.
 struct Checkpoint {
@@ -42,8 +43,9 @@ struct Checkpoint {
   TrainingPosition position;
   std::string precision;
 };
-/// Verifies sizes and checksums. Error(invalid_file) names the file and what to do.
-Checkpoint open_checkpoint(const std::filesystem::path& directory);
+/// Verifies sizes and checksums, each rank those of some files. Error(invalid_file) names the file
+/// and what to do.
+Checkpoint open_checkpoint(const std::filesystem::path& directory, const Ranks& ranks = Ranks());
 /// The checkpoint that output_dir/latest names, if any.
 std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& output_dir);
 /// Fills all pages from the checkpoint.

@@ -94,8 +94,9 @@ struct TrainConfig {
   uint32_t hybrid_shard = 0;
   std::optional<ReduceType> reduce_dtype;  ///< default: by precision
   CollectiveBackend collective_backend = CollectiveBackend::automatic;
-  bool deterministic_reduction = false;  ///< gradients are summed in rank order, whatever the backend
-  double rank_timeout = 60;              ///< seconds
+  bool deterministic_reduction =
+      false;                 ///< gradients are summed in rank order, whatever the backend
+  double rank_timeout = 60;  ///< seconds
   bool shuffle = true;
   std::filesystem::path output_dir;
   uint64_t save_steps = 0;        ///< 0: only at the end

@@ -10,6 +10,7 @@
 #include "engine/base/random.h"
 #include "engine/base/units.h"
 #include "engine/train/stage_progress.h"
+#include "engine/train/write_together.h"
 #include "optim/split_master.h"
 
 namespace overspill {
@@ -84,8 +85,8 @@ void fill_masters(PageStore& store, const char* what, const Fill& fill) {
         for (size_t i = 0; i < part.size(); ++i) {
           const SplitMaster master = split_master(part[i]);
           hi[i] = master.weight;
-          // Frozen: as compute uses it.
-          if (piece.tensor->trainable) {
+          // Frozen, or another rank's: as compute uses it.
+          if (state != nullptr && piece.tensor->trainable) {
             reinterpret_cast<int16_t*>(state)[first + i] = master.remainder;
           }
         }
@@ -205,6 +206,12 @@ uint64_t state_bytes(const Layout& layout, PageId page, const Chunk& chunk, bool
   return moments_zero ? layout.state(chunk).remainder_bytes() : layout.page(page).bytes;
 }
 
+/// Copies of the state take turns, so that all ranks write.
+bool is_writer(const Layout& layout, const Chunk& chunk) {
+  const PlanOptions& o = layout.options;
+  return layout.owns(chunk) && (chunk.begin / layout.chunk_parameters) % o.replicas == o.replica;
+}
+
 }  // namespace
 
 void check_model_tensors(const ModelShape& model, const ModelTensors& tensors) {
@@ -232,16 +239,20 @@ void initialize_weights(PageStore& store, uint64_t seed) {
                });
 }
 
-void export_weights(PageStore& store, const std::filesystem::path& directory) {
+void export_weights(PageStore& store, const std::filesystem::path& directory, const Ranks& ranks) {
   const Layout& layout = store.layout();
   const bool split = layout.options.precision == Precision::bf16;
   std::vector<TensorSpec> specs;
   for (const LayerTensor* tensor : all_tensors(layout.model)) {
     specs.push_back({tensor->name, tensor->shape, split ? "BF16" : "F32"});
   }
-  ModelTensorsWriter writer(directory, std::move(specs));
+  const auto open = [&](WriterRole role) {
+    return ModelTensorsWriter(directory, std::move(specs), ModelTensorsWriter::kShardBytes, role);
+  };
+  auto writer = open_together(ranks, open);
   const uint32_t weight_bytes = layout.options.weight_bytes();
   const auto write_chunk = [&](uint32_t l, uint32_t c, const std::vector<Piece>& pieces) {
+    if (!is_writer(layout, layout.chunk(l, c))) return;
     const std::span<const std::byte> weights = store.load(layout.weight(l, c));
     for (const Piece& piece : pieces) {
       writer.write(piece.tensor_index, piece.tensor_begin,
@@ -249,10 +260,11 @@ void export_weights(PageStore& store, const std::filesystem::path& directory) {
     }
   };
   for_chunks(layout, "saving weights", weight_bytes, write_chunk);
-  writer.finish();
+  complete_together(ranks, writer);
 }
 
-void save_optimizer(PageStore& store, const std::filesystem::path& file, bool moments_zero) {
+void save_optimizer(PageStore& store, const std::filesystem::path& file, bool moments_zero,
+                    const Ranks& ranks) {
   const Layout& layout = store.layout();
   const OptimizerSettings rule = layout.options.update_rule();
   std::vector<TensorSpec> specs;
@@ -270,12 +282,15 @@ void save_optimizer(PageStore& store, const std::filesystem::path& file, bool mo
       specs.push_back({name, {averages.size()}, "F32"});
     });
   }
-  SafetensorsWriter writer(file, std::move(specs), {{"format", "pt"}});
+  const auto open = [&](WriterRole role) {
+    return SafetensorsWriter(file, std::move(specs), {{"format", "pt"}}, role);
+  };
+  auto writer = open_together(ranks, open);
   const auto write_chunk = [&](uint32_t l, uint32_t c, const std::vector<Piece>& pieces) {
     const Chunk& chunk = layout.chunk(l, c);
     const PageId page = layout.optimizer(l, c);
     const uint64_t bytes = state_bytes(layout, page, chunk, moments_zero);
-    if (bytes == 0) return;
+    if (bytes == 0 || !is_writer(layout, chunk)) return;
     const auto state = store.load(page, bytes);
     for (const Piece& piece : pieces) {
       if (!piece.tensor->trainable) continue;
@@ -287,12 +302,12 @@ void save_optimizer(PageStore& store, const std::filesystem::path& file, bool mo
     }
   };
   for_chunks(layout, "saving optimizer state", 1, write_chunk);
-  if (!moments_zero) {
+  if (!moments_zero && ranks.first()) {  // every rank has them all
     for_factored_arrays(store, [&](const std::string&, std::span<const float> averages) {
       writer.write(factored_spec++, 0, std::as_bytes(averages));
     });
   }
-  writer.finish();
+  complete_together(ranks, writer);
 }
 
 void load_optimizer(PageStore& store, const std::filesystem::path& path, bool moments_zero) {

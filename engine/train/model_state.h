@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "engine/collective/ranks.h"
 #include "engine/model/safetensors.h"
 #include "engine/run/page_store.h"
 
@@ -21,14 +22,17 @@ void load_weights(PageStore& store, const ModelTensors& tensors);
 /// element).
 void initialize_weights(PageStore& store, uint64_t seed);
 
+// All ranks write at once, each what it owns; returns when all of it is there.
+
 /// Writes the weights as compute uses them (BF16, or F32) to a Hugging Face directory.
-void export_weights(PageStore& store, const std::filesystem::path& directory);
+void export_weights(PageStore& store, const std::filesystem::path& directory, const Ranks& ranks);
 
 /// optimizer.safetensors: <tensor>.exp_avg, <tensor>.exp_avg_sq (F32) and, with precision bf16,
 /// <tensor>.remainder (I16); adafactor: a matrix's <tensor>.exp_avg_sq_row and
 /// <tensor>.exp_avg_sq_col. Independent of chunks and placement. With moments_zero, moments are
 /// left out.
-void save_optimizer(PageStore& store, const std::filesystem::path& file, bool moments_zero);
+void save_optimizer(PageStore& store, const std::filesystem::path& file, bool moments_zero,
+                    const Ranks& ranks);
 void load_optimizer(PageStore& store, const std::filesystem::path& file, bool moments_zero);
 
 }  // namespace overspill

@@ -63,14 +63,12 @@ ForecastRequest forecast_request(const TrainConfig& config, const PlanTarget& ta
                     host_kernels());
   ForecastRequest request;
   request.model = model;
-  request.options = plan_options(config, batch, llama);
-  request.options.ranks = target.ranks;
+  RankIdentity rank;
+  rank.ranks = rank.local_ranks = target.ranks;
+  request.options = plan_options(config, batch, llama, rank);
   request.hardware =
       target.hardware.value_or(config.offload.hardware_profile.value_or(HardwareProfile{}));
   check_ranks(request.hardware, target.ranks);
-  // This machine's memory is a third each by default: a rank's part of it.
-  if (!config.offload.device_memory) request.options.device_memory /= target.ranks;
-  if (!config.offload.host_memory) request.options.host_memory /= target.ranks;
   if (target.hardware || request.hardware.device.accelerator) {
     use_hardware(config.offload, request.hardware, target.ranks, request.options);
     request.options.compute_scratch_bytes = scratch_bytes(request.hardware, llama, target.ranks);

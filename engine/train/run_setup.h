@@ -2,6 +2,8 @@
 // the budgets, the layout, the number of steps. `--dump-program` stops here.
 #pragma once
 
+#include "engine/base/thread.h"
+#include "engine/collective/ranks.h"
 #include "engine/model/llama.h"
 #include "engine/plan/layout.h"
 #include "engine/run/executor.h"
@@ -18,8 +20,9 @@ struct RunSetup {
   Llama llama;
   Layout layout;
 
-  /// Chooses the parallel groups of the process unless they are chosen.
-  explicit RunSetup(const TrainConfig& config);
+  /// Chooses the parallel groups of the process unless they are chosen. All ranks call it at once,
+  /// and plan alike.
+  explicit RunSetup(const TrainConfig& config, const Ranks& ranks = Ranks());
   DType weight_type() const {
     return config.precision == Precision::bf16 ? DType::bf16 : DType::f32;
   }
@@ -30,9 +33,17 @@ struct RunSetup {
 /// The shape that a configuration trains, its frozen tensors and groups marked.
 ModelShape trained_model(const TrainConfig& config);
 
-/// What the planner is asked for. Budgets that the configuration leaves open are a third of this
-/// machine's memory.
-PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, const Llama& llama);
+/// What the planner is asked for, for one of the ranks. Budgets that the configuration leaves open
+/// are a third of this machine's memory, which the ranks of a host share.
+PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, const Llama& llama,
+                         const RankIdentity& rank);
+
+/// How the ranks of a run with this configuration meet.
+Ranks::Options ranks_options(const TrainConfig& config, const RankIdentity& rank);
+
+/// Binds the calling thread, and those that it starts, to the rank's part of the host's CPUs, where
+/// several ranks run there and nobody has bound them.
+CpuBinding bind_rank(const RankIdentity& rank);
 
 /// True when the model directory's tokenizer is the byte tokenizer (ByT5's): text needs no tool.
 bool has_byte_tokenizer(const std::filesystem::path& model_path);

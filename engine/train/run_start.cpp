@@ -26,7 +26,7 @@ void require_same_data_order(const TrainingPosition& position, const TrainConfig
 
 }  // namespace
 
-RunStart find_start(const RunSetup& setup) {
+RunStart find_start(const RunSetup& setup, const Ranks& ranks) {
   const TrainConfig& config = setup.config;
   RunStart start;
   std::optional<fs::path> from;
@@ -37,7 +37,7 @@ RunStart find_start(const RunSetup& setup) {
     from = config.resume_from_checkpoint;
   }
   if (from) {
-    start.checkpoint = open_checkpoint(*from);
+    start.checkpoint = open_checkpoint(*from, ranks);
     require_same_data_order(start.checkpoint->position, config, *from);
     check_model_tensors(setup.model, ModelTensors(start.checkpoint->directory));
     return start;

@@ -17,6 +17,6 @@ struct RunStart {
 
 /// Verifies the checkpoint or the base model against the run. Throws Error naming the file; refuses
 /// an output_dir with checkpoints of an earlier run unless they are resumed.
-RunStart find_start(const RunSetup& setup);
+RunStart find_start(const RunSetup& setup, const Ranks& ranks);
 
 }  // namespace overspill

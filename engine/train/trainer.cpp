@@ -9,7 +9,6 @@
 #include "engine/base/units.h"
 #include "engine/plan/planner.h"
 #include "engine/program/verify.h"
-#include "engine/run/simulator.h"
 #include "engine/train/model_state.h"
 
 namespace overspill {
@@ -47,12 +46,18 @@ PageStore::Options store_options(const OffloadConfig& offload) {
 
 }  // namespace
 
-Trainer::Trainer(const TrainConfig& config)
-    : setup_(config),
+const Ranks& Trainer::alone() {
+  static const Ranks one;
+  return one;
+}
+
+Trainer::Trainer(const TrainConfig& config, const Ranks& ranks)
+    : ranks_(ranks),
+      setup_(config, ranks),
       data_(open_sequences(setup_, false)),
-      start_(find_start(setup_)),
+      start_(find_start(setup_, ranks)),
       store_(setup_.layout, store_options(setup_.config.offload)),
-      executor_(store_, setup_.llama, setup_.lane_cpus()),
+      executor_(store_, setup_.llama, setup_.lane_cpus(), ranks.groups()),
       expectations_(setup_.layout, setup_.config.offload.hardware_profile) {
   setup_.llama.set_scratch(store_.address(setup_.layout.scratch));
   for (const DatasetConfig& dataset : config.datasets) {
@@ -80,7 +85,7 @@ Trainer::Trainer(const TrainConfig& config)
     log_info("{}", line);
   }
   require_output_dir(config.output_dir);
-  remove_partial_checkpoints(config.output_dir);
+  if (ranks_.first()) remove_partial_checkpoints(config.output_dir);
   load(start_);
   start_ = {};
 }
@@ -105,7 +110,7 @@ void Trainer::load(const RunStart& start) {
   }
 }
 
-uint64_t Trainer::sequences_per_step() const {
+uint64_t Trainer::own_sequences_per_step() const {
   return uint64_t{setup_.config.micro_batch_size} * setup_.config.gradient_accumulation_steps;
 }
 
@@ -116,13 +121,15 @@ const Program& Trainer::program(const StepKind& kind) {
   if (found != programs_.end()) return found->second;
   Program planned = plan_step(setup_.layout, kind);
   verify_program(planned, setup_.layout);
+  require_same_collectives(planned, ranks_);
   return programs_.emplace(key, std::move(planned)).first->second;
 }
 
 StepContext& Trainer::context(uint32_t micro_batches) {
   context_.tokens = tokens_;
   context_.targets = targets_;
-  context_.loss_scale = 1.0f / static_cast<float>(setup_.batch.tokens() * uint64_t{micro_batches});
+  const uint64_t all_tokens = setup_.batch.tokens() * micro_batches * ranks_.size();
+  context_.loss_scale = 1.0f / static_cast<float>(all_tokens);
   context_.losses.assign(micro_batches, 0.0);
   context_.gradient_squares.assign(setup_.model.layers.size(), 0.0);
   context_.non_finite = false;
@@ -156,7 +163,7 @@ Trainer::StepOutcome Trainer::train_step() {
   const bool in_backward = config.offload.update == UpdateTiming::in_backward;
   StepOutcome outcome;
   outcome.learning_rate = schedules_[0].at(position_.step);
-  fill_batch(*data_, position_.cursor, micro_batches);
+  fill_batch(*data_, position_.cursor + ranks_.rank() * own_sequences_per_step(), micro_batches);
   StepContext& step = context(micro_batches);
   const bool updates = in_backward || pending_;
   if (in_backward) {
@@ -169,19 +176,19 @@ Trainer::StepOutcome Trainer::train_step() {
   outcome.trace = execute(*outcome.program, step);
   if (pending_) ++position_.updates;
   pending_.reset();
-  decide_update(outcome, step);
+  const StepResults results = share_results(step, stop_ != nullptr && *stop_, ranks_);
+  stopping_ = results.stop;
+  decide_update(outcome, results);
   ++position_.step;
   position_.cursor += sequences_per_step();
-  position_.tokens += setup_.batch.tokens() * micro_batches;
+  position_.tokens += sequences_per_step() * setup_.batch.sequence_len;
   return outcome;
 }
 
-void Trainer::decide_update(StepOutcome& outcome, const StepContext& step) {
+void Trainer::decide_update(StepOutcome& outcome, const StepResults& step) {
   const TrainConfig& config = setup_.config;
-  double loss = 0, squares = 0;
-  for (const double value : step.losses) loss += value;
-  for (const double value : step.gradient_squares) squares += value;
-  outcome.loss = loss / static_cast<double>(setup_.batch.tokens() * step.losses.size());
+  const double squares = step.square_sum();
+  outcome.loss = step.loss_sum() / static_cast<double>(setup_.batch.tokens() * step.losses.size());
   outcome.grad_norm = std::sqrt(squares);
   const bool finite = !step.non_finite && std::isfinite(outcome.loss) && std::isfinite(squares);
   const bool in_backward = config.offload.update == UpdateTiming::in_backward;
@@ -220,6 +227,9 @@ void Trainer::decide_update(StepOutcome& outcome, const StepContext& step) {
 
 void Trainer::advance_moments() {
   const FactoredMoments moments = store_.factored_moments();
+  if (moments.sums == nullptr) return;
+  const uint64_t elements = setup_.layout.table.factored_elements;
+  ranks_.groups().shard->all_reduce(std::span(moments.sums, elements));
   for (uint32_t layer = 0; layer < setup_.model.layers.size(); ++layer) {
     for (const FactoredMatrix& matrix : setup_.layout.matrices(layer)) {
       advance_moment(moments, matrix, *pending_);
@@ -239,22 +249,23 @@ void Trainer::flush() {
 
 double Trainer::evaluate() {
   flush();
-  const uint32_t per_batch = setup_.config.micro_batch_size;
+  const uint32_t per_batch = setup_.config.micro_batch_size, ranks = ranks_.size();
   const uint64_t wanted = std::min<uint64_t>(setup_.config.eval_sequences, eval_data_->size());
-  uint64_t batches = std::max<uint64_t>(1, wanted / per_batch), done = 0;
-  const double tokens = static_cast<double>(batches * setup_.batch.tokens());
+  const uint64_t batches = std::max<uint64_t>(1, wanted / per_batch);
   double loss = 0;
-  while (batches > 0) {
-    const auto now = static_cast<uint32_t>(
-        std::min<uint64_t>(batches, setup_.config.gradient_accumulation_steps));
-    fill_batch(*eval_data_, done, now);
-    StepContext& step = context(now);
-    execute(program({true, false, false, false, now}), step);
-    for (const double value : step.losses) loss += value;
-    done += uint64_t{now} * per_batch;
-    batches -= now;
+  for (uint64_t done = 0; done < batches;) {
+    const auto each = static_cast<uint32_t>(std::min<uint64_t>(
+        ceil_div(batches - done, ranks), setup_.config.gradient_accumulation_steps));
+    // The last round may have more places than batches: sequences go on, and do not count.
+    fill_batch(*eval_data_, (done + uint64_t{ranks_.rank()} * each) * per_batch, each);
+    StepContext& step = context(each);
+    execute(program({true, false, false, false, each}), step);
+    const StepResults results = share_results(step, false, ranks_);
+    for (size_t i = 0; i < results.losses.size() && done < batches; ++i, ++done) {
+      loss += results.losses[i];
+    }
   }
-  return loss / tokens;
+  return loss / static_cast<double>(batches * setup_.batch.tokens());
 }
 
 void Trainer::evaluate_and_log() {
@@ -262,6 +273,7 @@ void Trainer::evaluate_and_log() {
   if (!report_.evaluated) report_.first_eval_loss = loss;
   report_.evaluated = true;
   report_.last_eval_loss = loss;
+  if (!ranks_.first()) return;
   metrics_->write({{"step", position_.step}, {"eval_loss", loss}});
   progress_->note(fmt::format("step {}  eval_loss {:.4f}", position_.step, loss));
 }
@@ -273,47 +285,8 @@ void Trainer::save() {
                                        {.output_dir = config.output_dir,
                                         .source_model = setup_.model_path(),
                                         .total_limit = config.save_total_limit,
-                                        .only_model = config.save_only_model});
-}
-
-void Trainer::log_step(const StepOutcome& outcome) {
-  const TraceSummary summary = summarize(*outcome.program, outcome.trace);
-  const uint64_t step_tokens = setup_.batch.tokens() * setup_.config.gradient_accumulation_steps;
-  const double rate = static_cast<double>(step_tokens) / std::max(1e-9, summary.seconds);
-  const Layout& layout = setup_.layout;
-  nlohmann::json line = {{"step", position_.step},
-                         {"loss", outcome.loss},
-                         {"grad_norm", outcome.grad_norm},
-                         {"learning_rate", outcome.learning_rate},
-                         {"update_skipped", outcome.skipped},
-                         {"tokens", position_.tokens},
-                         {"tokens_per_second", rate},
-                         {"step_seconds", summary.seconds},
-                         {"flops", summary.flops},
-                         {"lane_busy_seconds", lane_object(summary.busy_seconds)},
-                         {"stall_seconds", lane_object(summary.stall_seconds)},
-                         {"lane_bytes", lane_object(summary.bytes)},
-                         {"host_memory_peak", layout.host_bytes},
-                         {"device_memory_peak", layout.device_bytes}};
-  const StepExpectation* expected = expectations_.of(*outcome.program);
-  if (expected != nullptr) line["predicted"] = expectation_object(*expected);
-  metrics_->write(line);
-  progress_->step({.step = position_.step,
-                   .loss = outcome.loss,
-                   .grad_norm = outcome.grad_norm,
-                   .learning_rate = outcome.learning_rate,
-                   .tokens_per_second = rate,
-                   .seconds = summary.seconds,
-                   .light_seconds = expected == nullptr ? 0 : expected->light.seconds});
-}
-
-void Trainer::log_prediction() {
-  const TrainConfig& config = setup_.config;
-  if (!config.offload.hardware_profile) return;
-  const bool next_forward = config.offload.update == UpdateTiming::next_forward;
-  const Program& steady =
-      program({true, true, next_forward, false, config.gradient_accumulation_steps});
-  log_info("{}", describe_prediction(steady, expectations_.usual()));
+                                        .only_model = config.save_only_model},
+                                       ranks_);
 }
 
 std::vector<double> Trainer::time_steps(uint32_t steps, const std::atomic<bool>& stop) {
@@ -328,14 +301,18 @@ std::vector<double> Trainer::time_steps(uint32_t steps, const std::atomic<bool>&
 
 RunReport Trainer::run(const std::atomic<bool>& stop) {
   const TrainConfig& config = setup_.config;
-  metrics_ = std::make_unique<MetricsFile>(config.output_dir / "metrics.jsonl", position_.step);
-  progress_ = std::make_unique<Progress>(total_steps_, config.logging_steps);
+  if (ranks_.first()) {
+    metrics_ = std::make_unique<MetricsFile>(config.output_dir / "metrics.jsonl", position_.step);
+    progress_ = std::make_unique<Progress>(total_steps_, config.logging_steps);
+  }
+  stop_ = &stop;
+  stopping_ = share_results({}, stop, ranks_).stop;
   if (position_.step < total_steps_) log_prediction();
   const auto start = std::chrono::steady_clock::now();
   // A run that was resumed at its end has nothing to do, and nothing to save again.
   uint64_t saved_step = resumed_in_place_ ? position_.step : UINT64_MAX;
   uint64_t evaluated_step = saved_step;
-  while (position_.step < total_steps_ && !stop) {
+  while (position_.step < total_steps_ && !stopping_) {
     if (last_.program != nullptr) expectations_.learn(*last_.program, last_.trace);
     last_ = train_step();
     log_step(last_);
@@ -350,47 +327,13 @@ RunReport Trainer::run(const std::atomic<bool>& stop) {
       saved_step = position_.step;
     }
   }
-  report_.interrupted = stop && position_.step < total_steps_;
+  report_.interrupted = stopping_ && position_.step < total_steps_;
   if (eval_data_ && !report_.interrupted && evaluated_step != position_.step) evaluate_and_log();
   if (saved_step != position_.step) save();
   report_.seconds = seconds_since(start);
   finish_report();
   progress_.reset();
   return report_;
-}
-
-void Trainer::finish_report() {
-  const Layout& layout = setup_.layout;
-  const fs::path& directory = setup_.config.output_dir;
-  if (last_.program != nullptr) {
-    const CostModel costs = expectations_.costs_of(*last_.program, last_.trace);
-    const Trace predicted = simulate(*last_.program, costs);
-    report_.predicted_step_seconds = static_cast<double>(predicted.end_ns()) * 1e-9;
-    report_.measured_step_seconds = static_cast<double>(last_.trace.end_ns()) * 1e-9;
-    report_.trace = directory / "trace.json";
-    report_.predicted_trace = directory / "trace-predicted.json";
-    const std::string name = fmt::format("overspill step {}", position_.step);
-    write_trace(report_.trace, *last_.program, layout, last_.trace, name);
-    write_trace(report_.predicted_trace, *last_.program, layout, predicted, name + " (predicted)");
-  }
-  report_.peak_resident = peak_resident_bytes();
-  metrics_->write({{"final", true},
-                   {"step", position_.step},
-                   {"interrupted", report_.interrupted},
-                   {"steps", report_.steps},
-                   {"tokens", position_.tokens},
-                   {"seconds", report_.seconds},
-                   {"first_loss", report_.first_loss},
-                   {"last_loss", report_.last_loss},
-                   {"skipped_updates", report_.skipped_updates},
-                   {"lane_bytes", lane_object(report_.lane_bytes)},
-                   {"predicted_step_seconds", report_.predicted_step_seconds},
-                   {"measured_step_seconds", report_.measured_step_seconds},
-                   {"host_memory_peak", layout.host_bytes},
-                   {"device_memory_peak", layout.device_bytes},
-                   {"nvme_bytes", layout.nvme_bytes},
-                   {"peak_rss", report_.peak_resident},
-                   {"checkpoint", report_.checkpoint.string()}});
 }
 
 }  // namespace overspill

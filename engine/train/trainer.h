@@ -1,4 +1,4 @@
-// The training loop on one rank: steps, updates, evaluation, checkpoints, metrics.
+// The training loop of one rank: steps, updates, evaluation, checkpoints, metrics.
 #pragma once
 
 #include <atomic>
@@ -12,6 +12,7 @@
 #include "engine/train/run_setup.h"
 #include "engine/train/run_start.h"
 #include "engine/train/step_expectation.h"
+#include "engine/train/step_results.h"
 
 namespace overspill {
 
@@ -33,7 +34,8 @@ struct RunReport {
 class Trainer {
  public:
   /// Plans, allocates and loads. Throws Error before any work when something is wrong or too small.
-  explicit Trainer(const TrainConfig& config);
+  /// All ranks call everything at once; `ranks` outlives the trainer.
+  explicit Trainer(const TrainConfig& config, const Ranks& ranks = alone());
 
   /// Trains to the end; `stop` makes it finish the step, save and return early.
   RunReport run(const std::atomic<bool>& stop);
@@ -52,11 +54,14 @@ class Trainer {
     const Program* program = nullptr;
   };
 
+  static const Ranks& alone();
   void load(const RunStart& start);
-  uint64_t sequences_per_step() const;
+  /// Of this rank, and of all.
+  uint64_t own_sequences_per_step() const;
+  uint64_t sequences_per_step() const { return own_sequences_per_step() * ranks_.size(); }
   const Program& program(const StepKind& kind);
   StepOutcome train_step();
-  void decide_update(StepOutcome& outcome, const StepContext& context);
+  void decide_update(StepOutcome& outcome, const StepResults& results);
   /// The scalars of the update of the step under way.
   UpdateStep next_update(double gradient_scale) const;
   /// Moves factored moments on to the pending update.
@@ -74,6 +79,7 @@ class Trainer {
   StepContext& context(uint32_t micro_batches);
   void fill_batch(const SequenceData& data, uint64_t cursor, uint32_t micro_batches);
 
+  const Ranks& ranks_;
   RunSetup setup_;
   std::optional<SequenceData> data_, eval_data_;
   RunStart start_;
@@ -90,6 +96,8 @@ class Trainer {
   std::optional<UpdateStep> pending_;
   bool resumed_in_place_ = false;  ///< from a checkpoint of this output_dir
   uint32_t non_finite_in_row_ = 0;
+  const std::atomic<bool>* stop_ = nullptr;  ///< this process's wish
+  bool stopping_ = false;                    ///< what the ranks have agreed on
   std::unique_ptr<MetricsFile> metrics_;
   std::unique_ptr<Progress> progress_;
   RunReport report_;

@@ -1,5 +1,6 @@
-// Programs of one rank of several (ZeRO-3): each rank owns its part of every layer; weights are
-// gathered before compute, gradients reduced and scattered after it, once per layer and pass.
+// Programs of one rank of several: each rank owns its part of every layer's state; weights are
+// gathered before compute or behind updates, gradients reduced and scattered after the backward, once
+// per layer and pass.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -65,6 +66,9 @@ TEST(Ranks, EveryPlacementVerifies) {
     o.precision = n / 324 % 2 == 0 ? Precision::bf16 : Precision::float32;
     o.prefetch_depth = n / 2 % 4;
     o.micro_batches = 1 + n % 3;
+    o.shard_weights = n / 5 % 3 > 0;
+    if (n / 15 % 3 == 0) o.replicas = 2;
+    if (n / 15 % 6 == 0) o.ranks = 1, o.rank = 0;
     const Layout layout = plan_layout(model, o);
     std::vector<StepKind> kinds = {{true, true, false, true, 1}, {true, false, false, false, 1}};
     if (o.update == UpdateTiming::next_forward) {

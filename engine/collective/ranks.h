@@ -1,0 +1,88 @@
+// A run's ranks as one of them sees them: who it is, the collectives over its groups, and how it
+// learns that another one is gone. One object a process; its collectives have one caller at a time.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "engine/base/error.h"
+#include "engine/collective/collective.h"
+#include "engine/collective/rendezvous.h"
+
+namespace overspill {
+
+struct GlooDevice;
+
+class Ranks {
+ public:
+  struct Options {
+    uint32_t shard_group = 1;  ///< ranks that share one copy of the state; divides all of them
+    double timeout = 60;       ///< seconds without a sign of life
+    std::string config;        ///< Rendezvous::Options::config
+  };
+  /// The only rank.
+  Ranks();
+  /// Meets the others, if there are any. Throws Error(rank_lost).
+  Ranks(const RankIdentity& identity, const Options& options);
+  ~Ranks();
+
+  const RankIdentity& identity() const { return identity_; }
+  uint32_t rank() const { return identity_.rank; }
+  uint32_t size() const { return identity_.ranks; }
+  bool first() const { return rank() == 0; }
+  Collective& world() const { return *groups_.world; }
+  const RankGroups& groups() const { return groups_; }
+  /// Place among the ranks that share a copy of the state, and the copy's number.
+  uint32_t shard_rank() const { return groups_.shard->rank(); }
+  uint32_t replica() const { return groups_.replicas->rank(); }
+
+  /// Every rank's value, in rank order.
+  template <class T>
+  std::vector<T> gather(const T& value) const {
+    static_assert(std::is_trivially_copyable_v<T>);
+    return gather(std::span(&value, 1));
+  }
+  /// Every rank's values, as many of each.
+  template <class T>
+  std::vector<std::remove_const_t<T>> gather(std::span<T> values) const {
+    std::vector<std::remove_const_t<T>> all(values.size() * size());
+    world().all_gather(std::as_bytes(values), std::as_writable_bytes(std::span(all)));
+    return all;
+  }
+  /// A text of the first rank, on every rank.
+  std::string broadcast(const std::string& text) const;
+
+  /// What to end with when `error` was thrown: the first failure of the run, where that is another
+  /// one. The other ranks are told.
+  Error cause(const Error& error);
+
+ private:
+  std::unique_ptr<Collective> make_group(const std::string& name, uint32_t first, uint32_t stride,
+                                         uint32_t count, const Options& options);
+  void end_waits(const std::string& what);
+
+  RankIdentity identity_;
+  std::unique_ptr<Rendezvous> rendezvous_;
+  std::shared_ptr<GlooDevice> gloo_;
+  std::vector<std::unique_ptr<Collective>> collectives_;
+  RankGroups groups_;
+
+  // The last resort: a process that does not end by itself after another rank's failure.
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool closing_ = false;
+  std::thread last_resort_;
+};
+
+/// Ranks of the shard group by `hybrid_shard` (TrainConfig) and the stage: 1 for stage 0. Throws
+/// Error(invalid_config) where groups do not divide the ranks.
+uint32_t shard_group_size(uint32_t zero_stage, uint32_t hybrid_group, uint32_t ranks);
+
+}  // namespace overspill

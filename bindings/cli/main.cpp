@@ -24,7 +24,12 @@ constexpr const char* kTrainExamples =
     "  overspill train llama.yaml\n"
     "  overspill train llama.yaml --set max_steps=10 --set offload.host_memory=8GiB\n"
     "  overspill train llama.yaml --set resume_from_checkpoint=true\n"
-    "  overspill train llama.yaml --dump-program | less\n";
+    "  overspill train llama.yaml --dump-program | less\n"
+    "\nSeveral ranks (GPUs, or processes on CPUs), here and with other launchers:\n"
+    "  overspill train llama.yaml --ranks 4 --set zero_stage=3\n"
+    "  torchrun --nproc-per-node 4 --no-python overspill train llama.yaml\n"
+    "  mpirun -n 4 overspill train llama.yaml\n"
+    "  srun -n 4 overspill train llama.yaml\n";
 
 int run(int argc, char** argv) {
   CLI::App app{
@@ -45,6 +50,8 @@ int run(int argc, char** argv) {
       ->allow_extra_args(false);
   train_command->add_flag("--dump-program", train.dump_program,
                           "Print the layout and a step's Program instead of training");
+  train_command->add_option("--ranks", train.ranks, "Train with so many processes on this host")
+      ->check(CLI::Range(1u, 4096u));
   train_command->add_flag("--help-keys", help_keys, "List every key of the configuration file");
   train_command->footer(kTrainExamples);
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "bindings/cli/stop_signal.h"
+#include "engine/collective/launcher.h"
 #include "engine/plan/planner.h"
 #include "engine/program/dump.h"
 #include "engine/program/verify.h"
@@ -37,6 +38,22 @@ bool train(const TrainArguments& arguments, const TrainConfig& config, const Ran
   return report.interrupted;
 }
 
+/// This command once a rank.
+int start_ranks(const TrainArguments& arguments, const RankIdentity& identity) {
+  if (identity.ranks > 1) {
+    fail(ErrorCode::invalid_config,
+         "--ranks {}: this process is one of {} ranks that {} has started; leave --ranks away, or "
+         "start one process without a launcher",
+         arguments.ranks, identity.ranks, identity.launcher);
+  }
+  LaunchOptions launch{.ranks = arguments.ranks,
+                       .command = {"/proc/self/exe", "train", arguments.config.string()}};
+  for (const std::string& word : arguments.overrides) {
+    launch.command.insert(launch.command.end(), {"--set", word});
+  }
+  return launch_ranks(launch);
+}
+
 int run_train(const TrainArguments& arguments) {
   const TrainConfig config = load_train_config(arguments.config, arguments.overrides);
   if (arguments.dump_program) {
@@ -44,6 +61,9 @@ int run_train(const TrainArguments& arguments) {
     return 0;
   }
   const RankIdentity identity = rank_from_environment();
+  if (arguments.ranks > 0 && arguments.ranks != identity.ranks) {
+    return start_ranks(arguments, identity);
+  }
   const CpuBinding bound = bind_rank(identity);
   Ranks ranks(identity, ranks_options(config, identity));
   try {

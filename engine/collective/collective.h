@@ -53,8 +53,8 @@ class Collective {
   const uint32_t rank_, size_;
 };
 
-/// The ranks that a Program's collectives run over: all of them, those that share this copy of the
-/// state, and those that hold the same part of other copies.
+/// The ranks that a Program's collectives run over: all of them (who agree), those that share this
+/// copy of the state, and those that hold the same part of other copies.
 struct RankGroups {
   Collective* world = nullptr;
   Collective* shard = nullptr;

@@ -43,12 +43,9 @@ Ranks::Ranks(const RankIdentity& identity, const Options& options) : Ranks() {
     return collectives_.back().get();
   };
   groups_.world = add("world", 0, 1, ranks);
-  groups_.shard = group == ranks
-                      ? groups_.world
-                      : add(fmt::format("shard-{}", rank / group), rank / group * group, 1, group);
-  groups_.replicas = group == 1 ? groups_.world
-                                : add(fmt::format("replicas-{}", rank % group), rank % group, group,
-                                      ranks / group);
+  const uint32_t copy = rank / group, part = rank % group;
+  groups_.shard = add(fmt::format("shard-{}", copy), copy * group, 1, group);
+  groups_.replicas = add(fmt::format("replicas-{}", part), part, group, ranks / group);
   rendezvous_->on_failure([this](const std::string& what) { end_waits(what); });
 }
 

@@ -37,6 +37,8 @@ class Ranks {
   uint32_t rank() const { return identity_.rank; }
   uint32_t size() const { return identity_.ranks; }
   bool first() const { return rank() == 0; }
+  /// For little: what the ranks tell each other between steps. A model's data have the other
+  /// groups.
   Collective& world() const { return *groups_.world; }
   const RankGroups& groups() const { return groups_; }
   /// Place among the ranks that share a copy of the state, and the copy's number.

@@ -14,7 +14,8 @@ namespace {
 
 bool moves_bytes(OpKind kind) {
   return kind == OpKind::read || kind == OpKind::write || kind == OpKind::copy_to_device ||
-         kind == OpKind::copy_to_host;
+         kind == OpKind::copy_to_host || kind == OpKind::all_gather ||
+         kind == OpKind::reduce_scatter || kind == OpKind::all_reduce;
 }
 bool counts_flops(OpKind kind) {
   return kind == OpKind::forward || kind == OpKind::backward || kind == OpKind::loss ||

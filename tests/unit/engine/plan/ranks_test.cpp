@@ -1,6 +1,6 @@
 // Programs of one rank of several: each rank owns its part of every layer's state; weights are
-// gathered before compute or behind updates, gradients reduced and scattered after the backward, once
-// per layer and pass.
+// gathered before compute or behind updates, gradients reduced and scattered after the backward,
+// once per layer and pass.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,0 +1,304 @@
+// Several ranks give the results of one: every stage, placement, timing and state format, over real
+// sockets; the bytes they exchange and the memory they need are those of ZeRO's formulas.
+#include <cmath>
+#include <cstring>
+
+#include "engine/model/safetensors.h"
+#include "tests/contract/ranks_fixture.h"
+
+namespace overspill {
+namespace {
+
+using namespace test;
+
+/// Loss and norm of each step.
+std::vector<std::pair<double, double>> curve(const FinishedRun& run) {
+  std::vector<std::pair<double, double>> values;
+  for (const Json& line : run.steps()) values.emplace_back(line["loss"], line["grad_norm"]);
+  return values;
+}
+
+void expect_near_curves(const FinishedRun& one, const FinishedRun& other, double tolerance) {
+  const auto a = curve(one), b = curve(other);
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_NEAR(a[i].first, b[i].first, tolerance) << "loss of step " << i + 1;
+    EXPECT_NEAR(a[i].second, b[i].second, tolerance * a[i].second) << "norm of step " << i + 1;
+  }
+}
+
+/// The payloads of float32 models, value by value.
+void expect_near_weights(const FinishedRun& one, const FinishedRun& other, double tolerance) {
+  const std::string& a = one.checkpoint.at("model.safetensors");
+  const std::string& b = other.checkpoint.at("model.safetensors");
+  ASSERT_EQ(a.size(), b.size());
+  uint64_t header = 0;
+  std::memcpy(&header, a.data(), 8);
+  for (size_t at = 8 + header; at < a.size(); at += 4) {
+    float x = 0, y = 0;
+    std::memcpy(&x, a.data() + at, 4);
+    std::memcpy(&y, b.data() + at, 4);
+    ASSERT_NEAR(x, y, tolerance);
+  }
+}
+
+struct Stage {
+  const char* name;
+  uint32_t zero_stage;
+  uint32_t hybrid_shard = 0;
+};
+constexpr Stage kStages[] = {
+    {"stage0", 0}, {"stage1", 1}, {"stage2", 2}, {"stage3", 3}, {"hybrid", 3, 2}};
+
+class ZeroStages : public RanksTest, public testing::WithParamInterface<Stage> {
+ protected:
+  TrainConfig config(uint32_t ranks, bool tied = false) const {
+    TrainConfig made = ranked_config(ranks, tied);
+    made.zero_stage = GetParam().zero_stage;
+    made.hybrid_shard = GetParam().hybrid_shard;
+    return made;
+  }
+  bool hybrid() const { return GetParam().hybrid_shard > 0; }
+};
+INSTANTIATE_TEST_SUITE_P(All, ZeroStages, testing::ValuesIn(kStages),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(ZeroStages, OneTwoAndFourRanksAgree) {
+  for (const bool tied : {false, true}) {
+    const FinishedRun one = run_fresh(ranked_config(1, tied));
+    for (const uint32_t ranks : {2u, 4u}) {
+      SCOPED_TRACE(fmt::format("{} ranks, tied {}", ranks, tied));
+      const RankedRun several = run_ranks_fresh(config(ranks, tied), ranks);
+      expect_near_curves(one, several.run, 1e-5);
+      expect_near_weights(one, several.run, 1e-5);
+    }
+  }
+}
+
+TEST_P(ZeroStages, Bf16RanksAgree) {
+  TrainConfig single = ranked_config(1);
+  single.precision = Precision::bf16;
+  const FinishedRun one = run_fresh(single);
+  TrainConfig changed = config(4);
+  changed.precision = Precision::bf16;
+  // Gradients that are added in another order may round to another bf16 value.
+  expect_near_curves(one, run_ranks_fresh(changed, 4).run, 1e-3);
+  changed.reduce_dtype = ReduceType::bf16;
+  expect_near_curves(one, run_ranks_fresh(changed, 4).run, 5e-3);
+}
+
+using Change = std::function<void(TrainConfig&)>;
+
+TEST_P(ZeroStages, PlacementChangesNothing) {
+  const std::vector<std::pair<const char*, Change>> variants = {
+      {"device", [](TrainConfig& c) { place_all(c, Placement::device); }},
+      {"host", [](TrainConfig& c) { place_all(c, Placement::host); }},
+      {"weights on the device", [](TrainConfig& c) { c.offload.weights = Placement::device; }},
+      {"optimizer in host memory", [](TrainConfig& c) { c.offload.optimizer = Placement::host; }},
+      {"discrete", [](TrainConfig& c) { c.offload.device = DeviceMode::discrete; }},
+      {"discrete, device",
+       [](TrainConfig& c) {
+         c.offload.device = DeviceMode::discrete;
+         place_all(c, Placement::device);
+       }},
+      {"discrete, host",
+       [](TrainConfig& c) {
+         c.offload.device = DeviceMode::discrete;
+         place_all(c, Placement::host);
+       }},
+      {"once", [](TrainConfig& c) { c.offload.update_twice = false; }},
+      {"twice", [](TrainConfig& c) { c.offload.update_twice = true; }},
+      {"depth 0", [](TrainConfig& c) { c.offload.prefetch_depth = 0; }},
+      {"depth 3, chunks of 4096", [](TrainConfig& c) {
+         c.offload.prefetch_depth = 3;
+         c.offload.chunk_parameters = 4096;
+       }}};
+  for (const Precision precision : {Precision::float32, Precision::bf16}) {
+    TrainConfig base = config(2, true);
+    base.precision = precision;
+    base.reduce_dtype.reset();
+    const RankedRun reference = run_ranks_fresh(base, 2);
+    for (const auto& [name, change] : variants) {
+      SCOPED_TRACE(name);
+      TrainConfig changed = base;
+      change(changed);
+      expect_same_results(reference.run, run_ranks_fresh(changed, 2).run);
+    }
+  }
+}
+
+TEST_P(ZeroStages, UpdatesInTheBackwardAreTheSame) {
+  TrainConfig base = config(2);
+  base.max_grad_norm = 0;
+  const RankedRun reference = run_ranks_fresh(base, 2);
+  for (const Placement placement : {Placement::device, Placement::host, Placement::nvme}) {
+    for (const DeviceMode device : {DeviceMode::unified, DeviceMode::discrete}) {
+      TrainConfig changed = base;
+      place_all(changed, placement);
+      changed.offload.device = device;
+      update_in_backward(changed);
+      expect_same_results(reference.run, run_ranks_fresh(changed, 2).run);
+    }
+  }
+}
+
+TEST_P(ZeroStages, FrozenLayersAndEightBitMoments) {
+  TrainConfig single = ranked_config(1);
+  single.unfrozen_parameters = {"model.layers.[02].mlp", "model.norm"};
+  TrainConfig changed = config(4);
+  changed.unfrozen_parameters = single.unfrozen_parameters;
+  const FinishedRun frozen = run_fresh(single);
+  expect_near_curves(frozen, run_ranks_fresh(changed, 4).run, 1e-5);
+  for (const StateFormat state : {StateFormat::int8, StateFormat::bfloat16}) {
+    single = ranked_config(1);
+    single.optimizer_state = state;
+    changed = config(2);
+    changed.optimizer_state = state;
+    expect_near_curves(run_fresh(single), run_ranks_fresh(changed, 2).run, 1e-4);
+  }
+}
+
+TEST_P(ZeroStages, AdafactorAddsUpItsRowsAndColumns) {
+  for (const UpdateTiming timing : {UpdateTiming::next_forward, UpdateTiming::in_backward}) {
+    TrainConfig single = ranked_config(1);
+    single.optimizer = OptimizerKind::adafactor;
+    if (timing == UpdateTiming::in_backward) update_in_backward(single);
+    TrainConfig changed = single;
+    changed.gradient_accumulation_steps = 1;
+    changed.zero_stage = GetParam().zero_stage;
+    changed.hybrid_shard = GetParam().hybrid_shard;
+    expect_near_curves(run_fresh(single), run_ranks_fresh(changed, 4).run, 1e-5);
+  }
+}
+
+TEST_P(ZeroStages, EvaluationSeesTheSameSequences) {
+  TrainConfig single = ranked_config(1);
+  single.datasets.push_back(
+      {.path = root_ / "val.bin", .type = TokenFormat::nanogpt, .evaluation = true});
+  single.eval_sequences = 13;  // divides by no number of ranks
+  single.eval_steps = 2;
+  TrainConfig changed = config(4);
+  changed.datasets = single.datasets;
+  changed.eval_sequences = single.eval_sequences;
+  changed.eval_steps = single.eval_steps;
+  const RankedRun several = run_ranks_fresh(changed, 4);
+  const FinishedRun one = run_fresh(single);
+  EXPECT_NEAR(several.run.report.first_eval_loss, one.report.first_eval_loss, 1e-5);
+  EXPECT_NEAR(several.run.report.last_eval_loss, one.report.last_eval_loss, 1e-5);
+}
+
+/// Sharing changes who adds and who keeps, not what: one world size, the same bits.
+TEST_F(RanksTest, StagesGiveTheSameBits) {
+  for (const uint32_t ranks : {2u, 4u}) {
+    TrainConfig config = ranked_config(ranks);
+    config.max_grad_norm = 0;  // the norm's own rounding depends on the parts it is made of
+    const RankedRun reference = run_ranks_fresh(config, ranks);
+    for (const uint32_t stage : {0u, 1u, 2u}) {
+      config.zero_stage = stage;
+      const RankedRun other = run_ranks_fresh(config, ranks);
+      expect_near_curves(reference.run, other.run, 1e-14);
+      expect_same_files(reference.run.checkpoint, other.run.checkpoint);
+    }
+  }
+}
+
+/// Resumed with another number of ranks, another stage and other tiers.
+TEST_F(RanksTest, StopsAtFourRanksAndResumesAtFewer) {
+  TrainConfig config = ranked_config(4);
+  config.max_steps = 6;
+  const RankedRun whole = run_ranks_fresh(config, 4);
+  config.max_steps = 3;
+  config.output_dir = root_ / "first";
+  run_ranks(config, 4);
+  const auto resume = [&](uint32_t ranks, uint32_t stage, Placement placement) {
+    TrainConfig next = ranked_config(ranks);
+    next.max_steps = 6;
+    next.zero_stage = stage;
+    place_all(next, placement);
+    next.resume_from_checkpoint = root_ / "first" / "latest";
+    return run_ranks_fresh(next, ranks);
+  };
+  const auto expect_continued = [&](const RankedRun& resumed, double tolerance) {
+    const auto all = curve(whole.run), rest = curve(resumed.run);
+    ASSERT_EQ(rest.size(), 3u);
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_NEAR(rest[i].first, all[3 + i].first, tolerance);
+      EXPECT_NEAR(rest[i].second, all[3 + i].second, tolerance * all[3 + i].second);
+    }
+  };
+  const RankedRun same = resume(4, 3, Placement::host);
+  expect_continued(same, 0);
+  expect_same_files(same.run.checkpoint, whole.run.checkpoint);
+  expect_continued(resume(2, 3, Placement::nvme), 1e-5);
+  expect_continued(resume(2, 2, Placement::device), 1e-5);
+  expect_continued(resume(1, 0, Placement::nvme), 1e-5);
+}
+
+struct Traffic {
+  uint64_t parts = 0, blocks = 0;  ///< parameters of a rank's part of all layers, of the blocks
+};
+
+Traffic traffic_of(const Layout& layout) {
+  Traffic t;
+  for (uint32_t l = 0; l < layout.model.layers.size(); ++l) {
+    t.parts += layout.shard(l);
+    if (l > 0 && l < layout.model.head()) t.blocks += layout.shard(l);
+  }
+  return t;
+}
+
+/// Bytes that each rank sends a step, for every accumulation: 4-byte weights and sums here.
+TEST_F(RanksTest, CollectiveBytesAreTheClosedFormulas) {
+  constexpr uint64_t N = 4;
+  for (const uint32_t accumulation : {1u, 8u}) {
+    for (const uint32_t stage : {0u, 1u, 2u, 3u}) {
+      SCOPED_TRACE(fmt::format("accumulation {}, stage {}", accumulation, stage));
+      TrainConfig config = ranked_config(N);
+      config.gradient_accumulation_steps = accumulation;
+      config.zero_stage = stage;
+      config.offload.prefetch_depth = 0;
+      const RankedRun run = run_ranks_fresh(config, N);
+      const Layout& layout = run.layouts[0];
+      const Traffic t = traffic_of(layout);
+      const uint64_t reduce = stage == 0 ? 2 * (N - 1) * t.parts / N * 4 : (N - 1) * t.parts * 4;
+      // The first step has no update to share; its blocks pass twice as every step's do.
+      const uint64_t gathered = (N - 1) * 4 * (stage == 3 ? t.parts + t.blocks : t.parts);
+      const std::vector<Json> steps = run.run.steps();
+      for (size_t i = 0; i < steps.size(); ++i) {
+        const uint64_t gathers = stage == 3 || (stage > 0 && i > 0) ? gathered : 0;
+        EXPECT_EQ(steps[i]["lane_bytes"]["collective"], reduce + gathers);
+      }
+      for (uint32_t rank = 0; rank < N; ++rank) {
+        const size_t lane = static_cast<size_t>(Lane::collective);
+        EXPECT_EQ(run.bytes_sent[rank], run.reports[rank].lane_bytes[lane])
+            << "what was planned is what rank " << rank << " sent";
+      }
+    }
+  }
+}
+
+TEST_F(RanksTest, MemoryFallsWithTheRanksAsTheStageSays) {
+  for (const uint32_t stage : {0u, 1u, 2u, 3u}) {
+    std::vector<Layout> layouts;
+    for (const uint32_t ranks : {1u, 2u, 4u}) {
+      TrainConfig config = ranked_config(ranks);
+      config.zero_stage = stage;
+      place_all(config, Placement::host);
+      layouts.push_back(run_ranks_fresh(config, ranks).layouts[ranks - 1]);
+    }
+    const auto share = [&](size_t i, PageKind kind) {
+      return static_cast<double>(layouts[i].home_bytes(kind, Tier::host)) /
+             static_cast<double>(layouts[0].home_bytes(kind, Tier::host));
+    };
+    for (size_t i = 0; i < 3; ++i) {
+      const double part = 1.0 / static_cast<double>(1 << i);
+      constexpr double kPadding = 0.05;  // parts are padded to 4096 parameters
+      EXPECT_NEAR(share(i, PageKind::weight), stage == 3 ? part : 1, kPadding) << stage;
+      EXPECT_NEAR(share(i, PageKind::optimizer), stage > 0 ? part : 1, kPadding) << stage;
+      EXPECT_NEAR(share(i, PageKind::gradient), stage > 0 ? part : 1, kPadding) << stage;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace overspill

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 
 #include "engine/base/error.h"
 #include "engine/base/fd.h"
@@ -15,20 +14,18 @@
 namespace overspill {
 namespace {
 
-using Values = std::map<std::string, ConfigValue>;
-
 void put_entry(const MappingEntry& entry, const std::string& section, const ConfigSource& source,
-               Values& values);
+               ConfigValues& values);
 
 void put_section(const YAML::Node& mapping, const std::string& section, const ConfigSource& source,
-                 Values& values) {
+                 ConfigValues& values) {
   for (const MappingEntry& entry : mapping_entries(mapping, source, section)) {
     put_entry(entry, section, source, values);
   }
 }
 
 void put_entry(const MappingEntry& entry, const std::string& section, const ConfigSource& source,
-               Values& values) {
+               ConfigValues& values) {
   const std::string name = section.empty() ? entry.name : section + "." + entry.name;
   if (is_section(name)) {
     if (entry.node.IsNull()) return;
@@ -69,7 +66,7 @@ YAML::Node parse_file(const std::filesystem::path& path) {
   }
 }
 
-void put_file(const std::filesystem::path& path, Values& values) {
+void put_file(const std::filesystem::path& path, ConfigValues& values) {
   const YAML::Node root = parse_file(path);
   if (root.IsNull()) return;
   if (!root.IsMap()) {
@@ -81,7 +78,7 @@ void put_file(const std::filesystem::path& path, Values& values) {
   put_section(root, "", {path.string(), false, path.parent_path()}, values);
 }
 
-void put_override(const std::string& text, Values& values) {
+void put_override(const std::string& text, ConfigValues& values) {
   const ConfigSource source = {"--set " + text, true, {}};
   const size_t equals = text.find('=');
   const char* missing = nullptr;
@@ -119,12 +116,12 @@ void put_override(const std::string& text, Values& values) {
 // ---- what is missing or contradictory ----
 
 /// Where a key was given, or the file when it was not.
-std::string where_of(const Values& values, const std::string& name, const std::string& file) {
+std::string where_of(const ConfigValues& values, const std::string& name, const std::string& file) {
   const auto found = values.find(name);
   return found == values.end() ? file : found->second.where;
 }
 
-void require_keys(const Values& values, const std::string& file) {
+void require_keys(const ConfigValues& values, const std::string& file) {
   for (const ConfigKey& key : train_keys()) {
     if (!key.unset.empty()) continue;
     if (values.contains(key.name)) continue;
@@ -133,7 +130,7 @@ void require_keys(const Values& values, const std::string& file) {
   }
 }
 
-void check_model(const TrainConfig& config, const Values& values, const std::string& file) {
+void check_model(const TrainConfig& config, const ConfigValues& values, const std::string& file) {
   if (config.init_from_scratch) {
     if (!config.base_model_config.empty() || !config.base_model.empty()) return;
     fail(ErrorCode::invalid_config,
@@ -148,7 +145,8 @@ void check_model(const TrainConfig& config, const Values& values, const std::str
        file);
 }
 
-void check_evaluation(const TrainConfig& config, const Values& values, const std::string& file) {
+void check_evaluation(const TrainConfig& config, const ConfigValues& values,
+                      const std::string& file) {
   const auto evaluates = [](const DatasetConfig& dataset) { return dataset.evaluation; };
   if (std::ranges::all_of(config.datasets, evaluates)) {
     fail(ErrorCode::invalid_config,
@@ -163,7 +161,7 @@ void check_evaluation(const TrainConfig& config, const Values& values, const std
        where_of(values, "eval_steps", file), config.eval_steps);
 }
 
-void check_optimizer_state(const TrainConfig& config, const Values& values,
+void check_optimizer_state(const TrainConfig& config, const ConfigValues& values,
                            const std::string& file) {
   if (config.optimizer != OptimizerKind::adafactor ||
       config.optimizer_state == StateFormat::float32) {
@@ -175,7 +173,7 @@ void check_optimizer_state(const TrainConfig& config, const Values& values,
        where_of(values, "optimizer_state", file), describe_node(values.at("optimizer_state").node));
 }
 
-void check_update(const TrainConfig& config, const Values& values, const std::string& file) {
+void check_update(const TrainConfig& config, const ConfigValues& values, const std::string& file) {
   if (config.offload.update != UpdateTiming::in_backward) return;
   const std::string where = where_of(values, "offload.update", file);
   if (config.max_grad_norm > 0) {
@@ -194,7 +192,8 @@ void check_update(const TrainConfig& config, const Values& values, const std::st
        describe_node(values.at("offload.gradients").node));
 }
 
-void check_placement(const TrainConfig& config, const Values& values, const std::string& file) {
+void check_placement(const TrainConfig& config, const ConfigValues& values,
+                     const std::string& file) {
   if (!config.offload.nvme_paths.empty()) return;
   const std::array<std::pair<const char*, Placement>, 4> tiers = {
       {{"offload.weights", config.offload.weights},
@@ -210,7 +209,7 @@ void check_placement(const TrainConfig& config, const Values& values, const std:
   }
 }
 
-void check_shares(const TrainConfig& config, const Values& values, const std::string& file) {
+void check_shares(const TrainConfig& config, const ConfigValues& values, const std::string& file) {
   const OffloadConfig& offload = config.offload;
   if (!offload.nvme_shares || offload.nvme_shares->size() == offload.nvme_paths.size()) return;
   fail(ErrorCode::invalid_config,
@@ -220,7 +219,7 @@ void check_shares(const TrainConfig& config, const Values& values, const std::st
        offload.nvme_paths.size());
 }
 
-void check_warmup(const TrainConfig& config, const Values& values, const std::string& file) {
+void check_warmup(const TrainConfig& config, const ConfigValues& values, const std::string& file) {
   if (!config.warmup_steps || !config.warmup_ratio) return;
   fail(ErrorCode::invalid_config,
        "{}: warmup_ratio: found {} together with warmup_steps: {} (at {}); keep one of the two",
@@ -228,7 +227,25 @@ void check_warmup(const TrainConfig& config, const Values& values, const std::st
        where_of(values, "warmup_steps", file));
 }
 
-TrainConfig apply_values(const Values& values, const std::string& file) {
+void check_ranks(const TrainConfig& config, const ConfigValues& values, const std::string& file) {
+  if (config.zero_stage > 0 || config.hybrid_shard == 0) return;
+  fail(
+      ErrorCode::invalid_config,
+      "{}: hybrid_shard: found {}, but with zero_stage: 0 (at {}) every rank has a copy of its own "
+      "and nothing is sharded; remove hybrid_shard, or write `zero_stage: 3`",
+      where_of(values, "hybrid_shard", file), describe_node(values.at("hybrid_shard").node),
+      where_of(values, "zero_stage", file));
+}
+
+/// Which factor of train_batch_size is left to be derived, once the number of ranks is known.
+void note_batch(const ConfigValues& values, TrainConfig& config) {
+  if (!config.global_batch) return;
+  GlobalBatch& batch = *config.global_batch;
+  batch.derives_accumulation = !values.contains("gradient_accumulation_steps");
+  batch.derives_micro_batch = !batch.derives_accumulation && !values.contains("micro_batch_size");
+}
+
+TrainConfig apply_values(const ConfigValues& values, const std::string& file) {
   TrainConfig config;
   for (const ConfigKey& key : train_keys()) {
     const auto found = values.find(key.name);
@@ -242,6 +259,9 @@ TrainConfig apply_values(const Values& values, const std::string& file) {
   check_update(config, values, file);
   check_placement(config, values, file);
   check_shares(config, values, file);
+  check_ranks(config, values, file);
+  note_batch(values, config);
+  config.fingerprint = fingerprint_of(values);
   return config;
 }
 
@@ -254,7 +274,7 @@ std::string describe_key(const ConfigKey& key) {
 
 TrainConfig load_train_config(const std::filesystem::path& path,
                               const std::vector<std::string>& overrides) {
-  Values values;
+  ConfigValues values;
   put_file(path, values);
   for (const std::string& text : overrides) put_override(text, values);
   return apply_values(values, path.string());
@@ -262,7 +282,7 @@ TrainConfig load_train_config(const std::filesystem::path& path,
 
 TrainConfig load_plan_config(const std::filesystem::path& path,
                              const std::vector<std::string>& overrides, bool has_drives) {
-  Values given, values;
+  ConfigValues given, values;
   const bool shape_only = std::filesystem::is_directory(path) || path.extension() == ".json";
   if (!shape_only) put_file(path, given);
   for (const std::string& text : overrides) put_override(text, given);

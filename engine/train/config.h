@@ -58,6 +58,14 @@ struct OffloadConfig {
 enum class CollectiveBackend : uint8_t { automatic, gloo, nccl };
 inline constexpr uint32_t kGroupIsHost = UINT32_MAX;
 
+/// `train_batch_size`: sequences of one optimizer step over all ranks.
+struct GlobalBatch {
+  uint64_t sequences = 0;
+  std::string where;                  ///< the place it was given at
+  bool derives_accumulation = false;  ///< else gradient_accumulation_steps was given
+  bool derives_micro_batch = false;   ///< else micro_batch_size was given, or is the default
+};
+
 struct TrainConfig {
   std::filesystem::path base_model;         ///< HF directory; empty when from scratch
   std::filesystem::path base_model_config;  ///< config.json or directory; default base_model
@@ -68,6 +76,7 @@ struct TrainConfig {
   uint32_t sequence_len = 0;
   uint32_t micro_batch_size = 1;
   uint32_t gradient_accumulation_steps = 1;
+  std::optional<GlobalBatch> global_batch;  ///< what resolve_batch has yet to settle
   std::optional<uint64_t> max_steps;
   double num_epochs = 1;
   Precision precision = Precision::bf16;
@@ -118,10 +127,15 @@ OptimizerSettings optimizer_settings(const TrainConfig& config);
 TrainConfig load_train_config(const std::filesystem::path& path,
                               const std::vector<std::string>& overrides = {});
 
-/// The same for planning: what does not matter there may be missing, and sequence_len is 4096 by
-/// default. A Hugging Face config.json (or a directory with one) is a configuration of that model
-/// from scratch with all defaults. There, and with `has_drives`, the hardware's drives are meant
-/// where nvme_paths are not set.
+/// Settles `train_batch_size` = micro_batch_size * gradient_accumulation_steps * ranks: derives the
+/// factor that was not given, and throws Error(invalid_config) with the product where no whole
+/// number fits. Does nothing without `train_batch_size`.
+void resolve_batch(TrainConfig& config, uint32_t ranks);
+
+/// As load_train_config, for planning: what does not matter there may be missing, and sequence_len
+/// is 4096 by default. A Hugging Face config.json (or a directory with one) is a configuration of
+/// that model from scratch with all defaults. There, and with `has_drives`, the hardware's drives
+/// are meant where nvme_paths are not set.
 TrainConfig load_plan_config(const std::filesystem::path& path,
                              const std::vector<std::string>& overrides, bool has_drives);
 

@@ -56,6 +56,20 @@ std::string default_text(Field field, const Words& words) {
   return words.unset;
 }
 
+/// How a field's value is spelt: numbers in the shortest form, a default as auto.
+template <class Field>
+std::function<std::string(const TrainConfig&)> spell_field(Field field) {
+  return [field](TrainConfig config) {
+    const auto& value = field(config);
+    using Type = FieldType<Field>;
+    if constexpr (std::is_same_v<Type, typename Plain<Type>::Type>) {
+      return fmt::format("{}", value);
+    } else {
+      return value ? fmt::format("{}", *value) : std::string("auto");
+    }
+  };
+}
+
 template <class Field>
 ConfigKey integer(const char* name, Field field, uint64_t low, uint64_t high, const Words& words) {
   const std::string accepted = high == UINT64_MAX
@@ -69,7 +83,8 @@ ConfigKey integer(const char* name, Field field, uint64_t low, uint64_t high, co
           [=](const ConfigValue& value, TrainConfig& config) {
             field(config) = static_cast<typename Plain<FieldType<Field>>::Type>(
                 value_integer(value, low, high));
-          }};
+          },
+          spell_field(field)};
 }
 
 inline std::string range_text(const RealRange& range) {
@@ -86,20 +101,21 @@ ConfigKey real(const char* name, Field field, const RealRange& range, const Word
           words.text,
           [=](const ConfigValue& value, TrainConfig& config) {
             field(config) = value_real(value, range);
-          }};
+          },
+          spell_field(field)};
 }
 
 template <class Field>
 ConfigKey boolean(const char* name, Field field, const char* text) {
   TrainConfig fresh;
   const bool usual = field(fresh);
-  return {
-      name,
-      "true or false",
-      usual ? "true" : "false",
-      usual ? "false" : "true",
-      text,
-      [=](const ConfigValue& value, TrainConfig& config) { field(config) = value_bool(value); }};
+  return {name,
+          "true or false",
+          usual ? "true" : "false",
+          usual ? "false" : "true",
+          text,
+          [=](const ConfigValue& value, TrainConfig& config) { field(config) = value_bool(value); },
+          spell_field(field)};
 }
 
 template <class Enum>
@@ -135,6 +151,12 @@ ConfigKey choice(const char* name, Field field,
           words.text,
           [=](const ConfigValue& value, TrainConfig& config) {
             field(config) = choices[value_choice(value, names)].value;
+          },
+          [=](TrainConfig config) {
+            for (size_t i = 0; i < choices.size(); ++i) {
+              if (choices[i].value == field(config)) return names[i];
+            }
+            return std::string();
           }};
 }
 
@@ -151,18 +173,19 @@ ConfigKey byte_budget(const char* name, Field field, uint64_t low, const Words& 
             } else {
               field(config) = value_bytes(value, low, UINT64_MAX);
             }
-          }};
+          },
+          spell_field(field)};
 }
 
 template <class Field>
 ConfigKey path_key(const char* name, Field field, const Words& words) {
-  return {
-      name,
-      "a path (relative ones start at the file's directory)",
-      words.unset,
-      words.example,
-      words.text,
-      [=](const ConfigValue& value, TrainConfig& config) { field(config) = value_path(value); }};
+  return {name,
+          "a path (relative ones start at the file's directory)",
+          words.unset,
+          words.example,
+          words.text,
+          [=](const ConfigValue& value, TrainConfig& config) { field(config) = value_path(value); },
+          [=](TrainConfig config) { return field(config).string(); }};
 }
 
 }  // namespace overspill

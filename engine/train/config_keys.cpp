@@ -145,7 +145,13 @@ void add_offload_keys(Keys& keys) {
       {"500GiB", "Hard limit of file space over all nvme_paths.", "what the run needs"}));
   keys.push_back({"offload.nvme_paths", "a path or a list of paths, each named once", "none",
                   "[/mnt/nvme0, /mnt/nvme1]", "Directories on the drives to stripe over.",
-                  apply_nvme_paths});
+                  apply_nvme_paths, [](const TrainConfig& config) {
+                    std::vector<std::string> paths;
+                    for (const auto& path : config.offload.nvme_paths) {
+                      paths.push_back(path.string());
+                    }
+                    return fmt::format("[{}]", fmt::join(paths, ", "));
+                  }});
   keys.push_back(choice("offload.stripe", field(&OffloadConfig::stripe),
                         {{"all", StripeOver::all}, {"local", StripeOver::local}},
                         {"local",
@@ -202,7 +208,7 @@ void add_io_keys(Keys& keys) {
              {"false", "Poll raw devices that have poll queues for completions; auto: yes."}));
   keys.push_back({"offload.io.block_size", "a multiple of 4096 bytes from 4KiB to 64MiB",
                   format_bytes(IoOptions().block_size), "1MiB", "Largest single request.",
-                  apply_block_size});
+                  apply_block_size, spell_field(field(&IoOptions::block_size))});
   keys.push_back(integer("offload.io.queue_depth", field(&IoOptions::queue_depth), 1, 1024,
                          {"32", "Requests in flight per lane."}));
   keys.push_back(integer("offload.io.write_depth", field(&IoOptions::write_depth), 1, 1024,
@@ -210,9 +216,11 @@ void add_io_keys(Keys& keys) {
   keys.push_back(boolean("offload.io.verify", field(&IoOptions::verify),
                          "Check everything read from NVMe against CRC32C sums of what was "
                          "written."));
-  keys.push_back({"offload.io.timeout", "a time from 1ms to 24h, such as 500ms, 30s or 5m",
-                  format_duration(IoOptions().timeout), "30s",
-                  "Longest time one request may take before the run ends.", apply_io_timeout});
+  keys.push_back(
+      {"offload.io.timeout", "a time from 1ms to 24h, such as 500ms, 30s or 5m",
+       format_duration(IoOptions().timeout), "30s",
+       "Longest time one request may take before the run ends.", apply_io_timeout,
+       [](const TrainConfig& config) { return format_duration(config.offload.io.timeout); }});
 }
 
 }  // namespace
@@ -223,6 +231,7 @@ const std::vector<ConfigKey>& train_keys() {
     add_model_keys(keys);
     add_data_keys(keys);
     add_loop_keys(keys);
+    add_rank_keys(keys);
     add_optimizer_keys(keys);
     add_output_keys(keys);
     add_offload_keys(keys);

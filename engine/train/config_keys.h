@@ -23,6 +23,12 @@ bool is_section(std::string_view name);
 /// Appends the rows of the optimizer.
 void add_optimizer_keys(std::vector<ConfigKey>& keys);
 
+/// Appends the rows of several ranks.
+void add_rank_keys(std::vector<ConfigKey>& keys);
+
+/// What ranks compare, "key: value" a line in the keys' order: see TrainConfig::fingerprint.
+std::string fingerprint_of(const ConfigValues& values);
+
 /// The items of a list that must have some, "path[0]" and so on.
 std::vector<ConfigValue> list_items(const ConfigValue& list);
 /// Applies the entries of an item's mapping; `keys` have the names prefix + entry.

@@ -23,6 +23,9 @@ constexpr std::string_view kNoQuantized =
     "budgets under `offload:`";
 constexpr std::string_view kOffloadInstead =
     "offloading is built in; remove it and set budgets and tiers under `offload:`";
+constexpr std::string_view kRanks =
+    "how many ranks there are is said at the start: `overspill train --ranks N`, torchrun, mpirun "
+    "or srun; remove it";
 constexpr std::string_view kAttention = "there is one attention, always on; remove it";
 constexpr std::string_view kPrecision = "write `precision: bf16` or `precision: float32` instead";
 
@@ -53,6 +56,20 @@ constexpr auto kForeignKeys = std::to_array<ForeignKey>({
     {"lora_target_linear", kFullWeights},
     {"load_in_8bit", kNoQuantized},
     {"load_in_4bit", kNoQuantized},
+    {"zero_optimization", "write `zero_stage: 3` instead"},
+    {"train_micro_batch_size_per_gpu", "write `micro_batch_size: N` instead"},
+    {"per_device_train_batch_size", "write `micro_batch_size: N` instead"},
+    {"gradient_clipping", "write `max_grad_norm: 1.0` instead"},
+    {"steps_per_print", "write `logging_steps: N` instead"},
+    {"communication_data_type", "write `reduce_dtype: float32` or `reduce_dtype: bf16` instead"},
+    {"mixed_precision", kPrecision},
+    {"num_processes", kRanks},
+    {"world_size", kRanks},
+    {"ddp_backend", "write `collective_backend: nccl` or `collective_backend: gloo` instead"},
+    {"ddp_timeout", "write `rank_timeout: 60` (seconds) instead"},
+    {"fsdp_sharding_strategy",
+     "write `zero_stage: 3` for FULL_SHARD, 2 for SHARD_GRAD_OP, 0 for NO_SHARD, and "
+     "`hybrid_shard: true` for HYBRID_SHARD"},
     {"deepspeed", kOffloadInstead},
     {"fsdp", kOffloadInstead},
     {"fsdp_config", kOffloadInstead},

@@ -28,6 +28,16 @@ void apply_optimizer(const ConfigValue& value, TrainConfig& config) {
                                            : OptimizerKind::adamw;
 }
 
+std::string spell_optimizer(const TrainConfig& config) {
+  switch (config.optimizer) {
+    case OptimizerKind::adamw: return "adamw";
+    case OptimizerKind::lion: return "lion";
+    case OptimizerKind::sgd: return "sgd";
+    case OptimizerKind::adafactor: return "adafactor";
+  }
+  return "";
+}
+
 void apply_unfrozen(const ConfigValue& list, TrainConfig& config) {
   config.unfrozen_parameters.emplace();
   for (const ConfigValue& item : list_items(list)) {
@@ -92,7 +102,7 @@ const std::vector<ConfigKey>& lr_group_item_keys() {
 void add_optimizer_keys(std::vector<ConfigKey>& keys) {
   keys.push_back({"optimizer",
                   "adamw (also spelt adamw_torch or adamw_torch_fused), lion, sgd or adafactor",
-                  "adamw", "adamw", "The update rule.", apply_optimizer});
+                  "adamw", "adamw", "The update rule.", apply_optimizer, spell_optimizer});
   keys.push_back(choice("optimizer_state", field(&TrainConfig::optimizer_state),
                         {{"float32", StateFormat::float32},
                          {"bfloat16", StateFormat::bfloat16},

@@ -54,7 +54,7 @@ std::string fraction_for_integer(const std::string& text, uint64_t low, uint64_t
 }  // namespace
 
 std::string ConfigSource::at(const YAML::Node& node) const {
-  return is_override ? name : fmt::format("{}:{}", name, node.Mark().line + 1);
+  return is_override || is_deepspeed ? name : fmt::format("{}:{}", name, node.Mark().line + 1);
 }
 
 std::vector<MappingEntry> mapping_entries(const YAML::Node& mapping, const ConfigSource& source,
@@ -93,6 +93,12 @@ std::string describe_node(const YAML::Node& node) {
 
 void refuse_value(const ConfigValue& value, std::string_view found) {
   const ConfigKey& key = *value.key;
+  if (value.source.is_deepspeed) {
+    fail(ErrorCode::invalid_config,
+         "{}: {}: found {}; accepted: {}, as in `{}: {}`; or leave the key out and write {} in the "
+         "YAML file",
+         value.where, value.path, found, key.accepted, key.name, key.example, key.name);
+  }
   const std::string example = value.source.is_override && value.path == key.name
                                   ? fmt::format("--set {}={}", key.name, key.example)
                                   : fmt::format("`{}: {}`", leaf_name(key.name), key.example);

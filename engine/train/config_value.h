@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,15 +28,18 @@ struct ConfigKey {
   std::string example;   ///< a good value, as YAML
   std::string text;      ///< one or two sentences for --help-keys
   std::function<void(const ConfigValue&, TrainConfig&)> apply;
+  /// The applied value in one spelling whatever the file's; absent: the YAML node's own.
+  std::function<std::string(const TrainConfig&)> spell = {};
 };
 
-/// Where text came from: a file, or one override.
+/// Where text came from: a file, one override, or one key of a DeepSpeed configuration.
 struct ConfigSource {
-  std::string name;  ///< "run.yaml", or "--set key=value"
+  std::string name;  ///< "run.yaml", "--set key=value" or "ds_config.json:12"
   bool is_override = false;
   std::filesystem::path directory;  ///< relative paths start here
+  bool is_deepspeed = false;
 
-  /// "run.yaml:12" for a file, the name alone for an override.
+  /// "run.yaml:12" for a file, the name alone otherwise.
   std::string at(const YAML::Node& node) const;
 };
 
@@ -46,6 +50,9 @@ struct ConfigValue {
   std::string where;
   ConfigSource source;
 };
+
+/// All values of a run by the dotted names of their keys.
+using ConfigValues = std::map<std::string, ConfigValue>;
 
 struct MappingEntry {
   std::string name;
@@ -87,5 +94,8 @@ std::string value_text(const ConfigValue& value);
 std::filesystem::path value_path(const ConfigValue& value);
 /// Index of the chosen name.
 size_t value_choice(const ConfigValue& value, std::span<const std::string> names);
+
+/// The value in one spelling: what 2e-5 and 0.00002, or [/a] and /a, have in common.
+std::string spell_value(const ConfigValue& value);
 
 }  // namespace overspill

@@ -8,6 +8,7 @@
 
 #include "engine/base/error.h"
 #include "engine/base/fd.h"
+#include "engine/train/config_deepspeed.h"
 #include "engine/train/config_keys.h"
 #include "engine/train/config_names.h"
 
@@ -118,7 +119,9 @@ void put_override(const std::string& text, ConfigValues& values) {
 /// Where a key was given, or the file when it was not.
 std::string where_of(const ConfigValues& values, const std::string& name, const std::string& file) {
   const auto found = values.find(name);
-  return found == values.end() ? file : found->second.where;
+  if (found == values.end()) return file;
+  const ConfigValue& value = found->second;
+  return value.source.is_deepspeed ? fmt::format("{} ({})", value.where, value.path) : value.where;
 }
 
 void require_keys(const ConfigValues& values, const std::string& file) {
@@ -277,6 +280,7 @@ TrainConfig load_train_config(const std::filesystem::path& path,
   ConfigValues values;
   put_file(path, values);
   for (const std::string& text : overrides) put_override(text, values);
+  put_deepspeed(values);
   return apply_values(values, path.string());
 }
 
@@ -286,6 +290,7 @@ TrainConfig load_plan_config(const std::filesystem::path& path,
   const bool shape_only = std::filesystem::is_directory(path) || path.extension() == ".json";
   if (!shape_only) put_file(path, given);
   for (const std::string& text : overrides) put_override(text, given);
+  put_deepspeed(given);
   // What a plan does not depend on, and what people leave open while they plan.
   for (const char* text :
        {"sequence_len=4096", "learning_rate=1e-5", "datasets=[{path: -}]", "output_dir=."}) {

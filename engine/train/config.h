@@ -124,6 +124,8 @@ OptimizerSettings optimizer_settings(const TrainConfig& config);
 /// Parses a YAML file and applies `--set key=value` overrides (dots name nested keys:
 /// `offload.host_memory=1GiB`). Throws Error(invalid_config) with file:line, key, what is wrong and
 /// the cure: unknown key (nearest known named), wrong type, out of range, missing, contradictory.
+/// The settings of a DeepSpeed configuration named by `deepspeed` hold where the file has none; it
+/// logs what became of each of its keys.
 TrainConfig load_train_config(const std::filesystem::path& path,
                               const std::vector<std::string>& overrides = {});
 

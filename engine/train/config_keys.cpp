@@ -65,6 +65,13 @@ ConfigKey dataset_list(const char* name, bool evaluation, const Words& words) {
 
 using Keys = std::vector<ConfigKey>;
 
+void add_file_keys(Keys& keys) {
+  keys.push_back({"deepspeed", "a path (relative ones start at the file's directory)", "none",
+                  "ds_config.json",
+                  "DeepSpeed configuration whose settings hold where this file has none.",
+                  [](const ConfigValue& value, TrainConfig&) { value_path(value); }});
+}
+
 void add_model_keys(Keys& keys) {
   keys.push_back(path_key(
       "base_model", field(&TrainConfig::base_model),
@@ -228,6 +235,7 @@ void add_io_keys(Keys& keys) {
 const std::vector<ConfigKey>& train_keys() {
   static const Keys kKeys = [] {
     Keys keys;
+    add_file_keys(keys);
     add_model_keys(keys);
     add_data_keys(keys);
     add_loop_keys(keys);

@@ -56,7 +56,7 @@ constexpr auto kForeignKeys = std::to_array<ForeignKey>({
     {"lora_target_linear", kFullWeights},
     {"load_in_8bit", kNoQuantized},
     {"load_in_4bit", kNoQuantized},
-    {"zero_optimization", "write `zero_stage: 3` instead"},
+    {"zero_optimization", "write `zero_stage: 3`, or name the file: `deepspeed: ds_config.json`"},
     {"train_micro_batch_size_per_gpu", "write `micro_batch_size: N` instead"},
     {"per_device_train_batch_size", "write `micro_batch_size: N` instead"},
     {"gradient_clipping", "write `max_grad_norm: 1.0` instead"},
@@ -70,7 +70,6 @@ constexpr auto kForeignKeys = std::to_array<ForeignKey>({
     {"fsdp_sharding_strategy",
      "write `zero_stage: 3` for FULL_SHARD, 2 for SHARD_GRAD_OP, 0 for NO_SHARD, and "
      "`hybrid_shard: true` for HYBRID_SHARD"},
-    {"deepspeed", kOffloadInstead},
     {"fsdp", kOffloadInstead},
     {"fsdp_config", kOffloadInstead},
     {"max_memory", kOffloadInstead},

@@ -84,7 +84,7 @@ TEST_F(RankConfigTest, DefaultsAndWordsForThem) {
   EXPECT_EQ(load("reduce_dtype: bf16\n").reduce_dtype, ReduceType::bf16);
   const std::string help = describe_train_keys();
   for (const char* key : {"zero_stage\n", "hybrid_shard\n", "reduce_dtype\n", "rank_timeout\n",
-                          "collective_backend\n", "deterministic_reduction\n"}) {
+                          "collective_backend\n", "deterministic_reduction\n", "deepspeed\n"}) {
     EXPECT_NE(help.find(key), std::string::npos) << key;
   }
 }
@@ -105,7 +105,7 @@ TEST_F(RankConfigTest, RefusesWrongValues) {
 TEST_F(RankConfigTest, ForeignNamesGetAHint) {
   expect_refusal("ddp_backend: nccl\n", {"run.yaml:7: ddp_backend", "`collective_backend: nccl`"});
   expect_refusal("num_processes: 4\n", {"num_processes", "`overspill train --ranks N`"});
-  expect_refusal("zero_optimization: {stage: 2}\n", {"zero_optimization", "`zero_stage: 3`"});
+  expect_refusal("zero_optimization: {stage: 2}\n", {"zero_optimization", "`deepspeed: ds_config"});
   expect_refusal("ddp_timeout: 60\n", {"ddp_timeout", "`rank_timeout: 60`"});
 }
 

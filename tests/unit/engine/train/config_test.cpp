@@ -288,7 +288,6 @@ TEST_F(TrainConfigRefusal, ForeignKeysGetAHint) {
               {"val_set_size: 0.05\n", {}, {"val_set_size", "`val_set: PATH`"}},
               {"adapter: lora\n", {}, {"run.yaml:7: adapter", "not supported", "remove it"}},
               {"lora_r: 8\n", {}, {"lora_r", "not supported"}},
-              {"deepspeed: ds.json\n", {}, {"deepspeed", "`offload:`"}},
               {"flash_attention: true\n", {}, {"flash_attention", "remove it"}},
               {"sample_packing: true\n", {}, {"sample_packing", "full sequences"}}});
 }

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <string>
 
 #include "bindings/cli/bench_command.h"
 #include "bindings/cli/info_command.h"
@@ -24,6 +25,7 @@ constexpr const char* kTrainExamples =
     "  overspill train llama.yaml\n"
     "  overspill train llama.yaml --set max_steps=10 --set offload.host_memory=8GiB\n"
     "  overspill train llama.yaml --set resume_from_checkpoint=true\n"
+    "  overspill train llama.yaml --deepspeed ds_config.json\n"
     "  overspill train llama.yaml --dump-program | less\n"
     "\nSeveral ranks (GPUs, or processes on CPUs), here and with other launchers:\n"
     "  overspill train llama.yaml --ranks 4 --set zero_stage=3\n"
@@ -48,6 +50,11 @@ int run(int argc, char** argv) {
   train_command->add_option("config", train.config, "Configuration file (YAML)");
   train_command->add_option("--set", train.overrides, "Override a key: --set key=value")
       ->allow_extra_args(false);
+  const auto add_deepspeed = [&](const std::string& file) {
+    train.overrides.push_back(fmt::format("deepspeed={:?}", file));
+  };
+  train_command->add_option_function<std::string>(
+      "--deepspeed", add_deepspeed, "DeepSpeed configuration (JSON), as --set deepspeed=FILE");
   train_command->add_flag("--dump-program", train.dump_program,
                           "Print the layout and a step's Program instead of training");
   train_command->add_option("--ranks", train.ranks, "Train with so many processes on this host")

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "bindings/cli/stop_signal.h"
+#include "engine/base/log.h"
 #include "engine/collective/launcher.h"
 #include "engine/plan/planner.h"
 #include "engine/program/dump.h"
@@ -22,8 +23,6 @@ void dump(const TrainConfig& config) {
   fmt::print("{}{}", dump_layout(setup.layout), dump_program(program, setup.layout));
 }
 
-}  // namespace
-
 /// Returns whether the run was interrupted.
 bool train(const TrainArguments& arguments, const TrainConfig& config, const Ranks& ranks) {
   Trainer trainer(config, ranks);
@@ -32,8 +31,9 @@ bool train(const TrainArguments& arguments, const TrainConfig& config, const Ran
   if (!ranks.first()) return report.interrupted;
   fmt::print("{}", describe_report(report, trainer.setup()));
   if (report.interrupted) {
-    fmt::print("to go on       overspill train {} --set resume_from_checkpoint=true\n",
-               arguments.config.string());
+    const std::string again = arguments.ranks > 0 ? fmt::format(" --ranks {}", ranks.size()) : "";
+    fmt::print("to go on       overspill train {}{} --set resume_from_checkpoint=true\n",
+               arguments.config.string(), again);
   }
   return report.interrupted;
 }
@@ -54,16 +54,20 @@ int start_ranks(const TrainArguments& arguments, const RankIdentity& identity) {
   return launch_ranks(launch);
 }
 
+}  // namespace
+
 int run_train(const TrainArguments& arguments) {
-  const TrainConfig config = load_train_config(arguments.config, arguments.overrides);
+  const RankIdentity identity = rank_from_environment();
+  const bool launches = arguments.ranks > 0 && arguments.ranks != identity.ranks;
+  // One rank speaks of what all of them read and plan.
+  if (launches || identity.rank > 0) set_log_level(LogLevel::warning);
+  TrainConfig config = load_train_config(arguments.config, arguments.overrides);
+  resolve_batch(config, launches ? arguments.ranks : identity.ranks);
   if (arguments.dump_program) {
     dump(config);
     return 0;
   }
-  const RankIdentity identity = rank_from_environment();
-  if (arguments.ranks > 0 && arguments.ranks != identity.ranks) {
-    return start_ranks(arguments, identity);
-  }
+  if (launches) return start_ranks(arguments, identity);
   const CpuBinding bound = bind_rank(identity);
   Ranks ranks(identity, ranks_options(config, identity));
   try {

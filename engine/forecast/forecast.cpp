@@ -14,16 +14,17 @@ constexpr std::array<const char*, kResources> kResourceNames = {"drives", "link"
                                                                 "memory"};
 constexpr double kSecondsOfDay = 86400;
 
-/// A checkpoint's weights (bf16 or float32), and with its optimizer state: master and moments.
+/// This rank's part of a checkpoint's weights (bf16 or float32), and with its optimizer state:
+/// master and moments.
 double checkpoint_bytes(const Layout& layout, bool with_state) {
   double bytes = 0;
   for (const Page& page : layout.pages) {
-    const bool state = page.kind == PageKind::optimizer;
-    if (page.kind == PageKind::weight || (with_state && state)) {
-      bytes += static_cast<double>(page.bytes);
-    }
+    const bool state = page.kind == PageKind::optimizer && with_state;
+    const bool weight =
+        page.kind == PageKind::weight && layout.owns(layout.chunk(page.layer, page.index));
+    if (weight || state) bytes += static_cast<double>(page.bytes);
   }
-  return bytes;
+  return bytes / layout.options.replicas;
 }
 
 void add_endurance(const ForecastRequest& request, Forecast& f) {
@@ -38,7 +39,7 @@ void add_endurance(const ForecastRequest& request, Forecast& f) {
 /// lives there and writes the checkpoint. Reads and writes of the same drives take turns.
 void add_load_and_save(const ForecastRequest& request, Forecast& f) {
   const DrivesProfile& d = request.hardware.drives;
-  const double ranks = request.options.ranks;
+  const double ranks = request.options.world();
   const auto spilled = static_cast<double>(f.layout.home_bytes(PageKind::weight, Tier::nvme) +
                                            f.layout.home_bytes(PageKind::optimizer, Tier::nvme));
   f.load_seconds = ranks * (checkpoint_bytes(f.layout, false) / d.read + spilled / d.write);
@@ -93,13 +94,13 @@ Forecast make_forecast(const ForecastRequest& request) {
                                                         request.hardware, request.search_effort)
                                             .options);
   f.program = plan_step(f.layout, steady_step(request.options));
-  const CostModel costs = cost_model(request.hardware, f.layout, request.options.ranks);
+  const CostModel costs = cost_model(request.hardware, f.layout, request.options.world());
   f.trace = simulate(f.program, costs);
   f.summary = summarize(f.program, f.trace);
   const auto& busy = f.summary.busy_seconds;
   f.bottleneck = static_cast<Lane>(std::ranges::max_element(busy) - busy.begin());
   f.light = speed_of_light(f.program, costs);
-  const uint32_t ranks = request.options.ranks;
+  const uint32_t ranks = request.options.world();
   f.tokens_per_step = static_cast<double>(request.options.micro_batch_tokens *
                                           request.options.micro_batches * ranks);
   f.written_per_step = ranks * f.summary.bytes[static_cast<size_t>(Lane::nvme_write)];

@@ -143,7 +143,7 @@ std::string tier_map(const Layout& layout) {
 
 std::string forecast_html(const ForecastRequest& request, const Forecast& f,
                           const TriedAdvice& advice) {
-  const std::string where = request.options.ranks > 1 ? ", on each rank" : "";
+  const std::string where = request.options.world() > 1 ? ", on each rank" : "";
   return html_page("Overspill: forecast", "A step, predicted",
                    kStyle + ("<pre>" + html_escaped(forecast_text(request, f, advice))) +
                        "</pre>\n<h2>Timeline of a step</h2>\n" + timeline(f) +

@@ -60,7 +60,7 @@ std::string forecast_json(const ForecastRequest& request, const Forecast& f,
   }
   const Json json = {{"parameters", request.model.parameters()},
                      {"hardware", request.hardware.name},
-                     {"ranks", request.options.ranks},
+                     {"ranks", request.options.world()},
                      {"micro_batches", request.options.micro_batches},
                      {"tokens_per_step", f.tokens_per_step},
                      {"prefetch_depth", f.layout.prefetch_depth},

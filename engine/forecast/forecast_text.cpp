@@ -18,9 +18,9 @@ std::string head(const ForecastRequest& request, const Forecast& f) {
       "step           {} tokens: {} rank{} x {} micro-batch{} of {} tokens\n",
       format_count(request.model.parameters()), request.model.layers.size(),
       hw.name.empty() ? "defaults (no profile given)" : hw.name,
-      o.ranks > 1 ? fmt::format("; {} ranks share each layer's parameters (ZeRO-3)", o.ranks) : "",
-      static_cast<uint64_t>(f.tokens_per_step), o.ranks, o.ranks == 1 ? "" : "s", o.micro_batches,
-      o.micro_batches == 1 ? "" : "es", o.micro_batch_tokens);
+      o.world() > 1 ? "; " + describe_sharing(o) : "", static_cast<uint64_t>(f.tokens_per_step),
+      o.world(), o.world() == 1 ? "" : "s", o.micro_batches, o.micro_batches == 1 ? "" : "es",
+      o.micro_batch_tokens);
 }
 
 /// "-" for nothing.
@@ -29,7 +29,7 @@ std::string size_text(uint64_t bytes) { return bytes == 0 ? "-" : format_bytes(b
 std::string tiers(const Forecast& f) {
   constexpr const char* kRow = "{:<14} {:<11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11}\n";
   std::string text =
-      fmt::format(kRow, "fits", f.layout.options.ranks > 1 ? "(each rank)" : "", "used", "budget",
+      fmt::format(kRow, "fits", f.layout.options.world() > 1 ? "(each rank)" : "", "used", "budget",
                   "weights", "optimizer", "gradients", "activations", "buffers");
   for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
     const TierUse use = tier_use(f.layout, tier);

@@ -50,7 +50,7 @@ CostModel coarse_costs(const ModelShape& model, const PlanOptions& options,
   Layout sizes;
   sizes.model = model;
   sizes.options = options;
-  CostModel costs = cost_model(profile, sizes, options.ranks);
+  CostModel costs = cost_model(profile, sizes, options.world());
   const auto raise = [&](std::initializer_list<OpKind> kinds, double factor) {
     for (const OpKind kind : kinds) {
       for (const LayerKind layer : {LayerKind::embedding, LayerKind::block, LayerKind::head}) {
@@ -83,8 +83,7 @@ void shrink_activation_slots(SlotPlan& slots, uint32_t ahead, double merged) {
 PlacementView::PlacementView(const ModelShape& model, const PlanOptions& options,
                              uint64_t chunk_parameters)
     : options_(options),
-      table_(cut_chunks(model, chunk_parameters, options.optimizer_settings,
-                        options.rank_of())),
+      table_(cut_chunks(model, chunk_parameters, options.optimizer_settings, options.rank_of())),
       problem_(model, options_, table_, 1, chunk_parameters) {}
 
 PlacementProblem& PlacementView::problem_of(const Placed& placed) {

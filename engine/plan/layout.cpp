@@ -222,6 +222,16 @@ OptimizerSettings PlanOptions::update_rule() const {
   return rule;
 }
 
+std::string describe_sharing(const PlanOptions& o) {
+  if (o.world() == 1) return "";
+  if (o.ranks == 1) return fmt::format("{} ranks with all of the state each (ZeRO-0)", o.replicas);
+  const char* what = o.shard_weights ? "each layer's parameters" : "gradients and optimizer state";
+  const std::string copies =
+      o.replicas > 1 ? fmt::format(", {} such groups", o.replicas) : std::string();
+  return fmt::format("{} ranks share {} (ZeRO-{}){}", o.ranks, what, o.shard_weights ? 3 : 2,
+                     copies);
+}
+
 StateLayout chunk_state(const PlanOptions& options, const Chunk& chunk) {
   if (!chunk.trainable()) return {};
   return state_layout(options.update_rule(), chunk.parameters, chunk.exact);

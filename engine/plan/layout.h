@@ -78,6 +78,9 @@ struct PlanOptions {
   uint32_t reduce_bytes() const { return reduce_type == ReduceType::bf16 ? 2 : 4; }
 };
 
+/// Who keeps what, where there are several ranks; empty for one.
+std::string describe_sharing(const PlanOptions& options);
+
 /// Whether a layer whose state lives in these tiers is updated twice, where that was asked for:
 /// both must be on NVMe, and a tied embedding never is, because the head loads it from its home
 /// between the two.

@@ -78,7 +78,7 @@ std::string manifest_hash(const nlohmann::json& manifest) {
   return hash_text(XXH3_64bits(text.data(), text.size()));
 }
 
-/// Checksums of all files of a directory; each rank reads some of them.
+/// Sizes and checksums of all files of a directory, for the first rank; each reads some of them.
 nlohmann::json hash_files(const fs::path& directory, const Ranks& ranks) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(directory)) {
@@ -92,7 +92,7 @@ nlohmann::json hash_files(const fs::path& directory, const Ranks& ranks) {
   }
   const auto all = ranks.gather(std::span<const XXH64_hash_t>(own));
   nlohmann::json files = nlohmann::json::object();
-  for (size_t i = 0; i < names.size(); ++i) {
+  for (size_t i = 0; ranks.first() && i < names.size(); ++i) {
     const XXH64_hash_t hash = all[i % ranks.size() * own.size() + i / ranks.size()];
     files[names[i]] = {{"bytes", fs::file_size(directory / names[i])}, {"xxh3", hash_text(hash)}};
   }

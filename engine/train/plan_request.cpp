@@ -56,7 +56,9 @@ void check_ranks(const HardwareProfile& hardware, uint32_t ranks) {
 
 }  // namespace
 
-ForecastRequest forecast_request(const TrainConfig& config, const PlanTarget& target) {
+ForecastRequest forecast_request(const TrainConfig& given, const PlanTarget& target) {
+  TrainConfig config = given;
+  resolve_batch(config, target.ranks);
   const ModelShape model = trained_model(config);
   const BatchShape batch{config.micro_batch_size, config.sequence_len};
   const Llama llama(model, config.precision == Precision::bf16 ? DType::bf16 : DType::f32, batch,

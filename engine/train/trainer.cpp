@@ -35,6 +35,7 @@ void log_plan(const Layout& layout) {
            format_count(layout.model.parameters()), format_bytes(layout.device_bytes),
            format_bytes(o.device_memory), format_bytes(layout.host_bytes),
            format_bytes(o.host_memory), format_bytes(layout.nvme_bytes), layout.prefetch_depth);
+  if (o.world() > 1) log_info("{}", describe_sharing(o));
 }
 
 PageStore::Options store_options(const OffloadConfig& offload) {

@@ -159,7 +159,9 @@ class Tuner {
 
  private:
   TrainConfig config(const std::vector<std::string>& settings) const {
-    return load_train_config(options_.config, both(options_.overrides, settings));
+    TrainConfig config = load_train_config(options_.config, both(options_.overrides, settings));
+    resolve_batch(config, 1);
+    return config;
   }
 
   void check_stop() const {

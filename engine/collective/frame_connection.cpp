@@ -106,9 +106,10 @@ void FrameConnection::close() {
 }
 
 bool FrameConnection::tick(uint32_t most) {
+  if (++quiet_ticks_ > most) return true;
   // One heartbeat waiting is enough: more would only pile up.
   if (queue_.empty()) send(FrameKind::heartbeat, {});
-  return ++quiet_ticks_ > most;
+  return false;
 }
 
 void FrameConnection::end(ConnectionEnd end, const std::string& why) {

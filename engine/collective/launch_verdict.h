@@ -15,7 +15,7 @@ struct RankOutcome {
   int process = 0;
   int exit_code = 0, signal = 0;
   bool killed_by_launcher = false;  ///< it did not end by itself
-  std::string last_line;            ///< of its standard error
+  std::string last_line = {};       ///< of its standard error
 };
 
 struct LaunchVerdict {

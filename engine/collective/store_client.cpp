@@ -104,7 +104,7 @@ void StoreClient::tick() {
   if (connection_->closed()) return;
   const Failure failure{
       ErrorCode::rank_lost,
-      fmt::format("{}: has been silent for {}: it is stopped, overloaded or cut off", server_text(),
+      fmt::format("{} has been silent for {}: it is stopped, overloaded or cut off", server_text(),
                   seconds_text(options_.silence_timeout))};
   fail_with(failure);
   // Rank 0 shall read this first, should it ever go on.

@@ -44,6 +44,7 @@ StoreServer::StoreServer(const RankIdentity& identity, const Rendezvous::Options
   join_timer_.expires_after(options_.join_timeout);
   join_timer_.async_wait([this](const error_code& error) {
     if (error || complete_) return;
+    heard_ = own_hello_.ranks;  // the others have had their time
     std::vector<uint32_t> missing;
     for (uint32_t rank = 0; rank < by_rank_.size(); ++rank) {
       if (by_rank_[rank] == nullptr) missing.push_back(rank);
@@ -142,7 +143,7 @@ void StoreServer::welcome(tcp::socket socket) {
   peer.nonce = random_bytes(kNonceBytes);
   peer.connection->start(
       [this, &peer](FrameKind kind, const std::string& body) { on_frame(peer, kind, body); },
-      [this, &peer](ConnectionEnd, const std::string& why) { lose(peer, why); });
+      [this, &peer](ConnectionEnd, const std::string& why) { lose(peer, ": " + why); });
   peer.connection->send(FrameKind::challenge, FieldWriter().text(peer.nonce).take());
 }
 
@@ -182,6 +183,7 @@ void StoreServer::on_proof(Peer& peer, const std::string& body) {
 
 void StoreServer::on_hello(Peer& peer, const std::string& body) {
   const bool readable = peer.hello.decode(body);
+  ++heard_;
   // Another version may say other things of itself than this one understands.
   if (!readable && peer.hello.version == own_hello_.version) return peer.connection->close();
   auto reason = failure_ ? failure_ : misfit(own_hello_, peer.hello);
@@ -265,7 +267,7 @@ void StoreServer::answer(Peer& peer, uint32_t request, const std::string& value)
 void StoreServer::lose(Peer& peer, const std::string& why) {
   const bool failed = peer.stage == Stage::joined;
   peer.stage = Stage::done;
-  if (failed) fail_all({ErrorCode::rank_lost, fmt::format("{}: {}", peer.text(), why)});
+  if (failed) fail_all({ErrorCode::rank_lost, peer.text() + why});
 }
 
 void StoreServer::fail_all(Failure failure) {
@@ -283,10 +285,10 @@ void StoreServer::tick() {
   for (Peer& peer : peers_) {
     if (peer.connection->closed() && peer.stage != Stage::joined) continue;
     if (!peer.connection->tick(most) || peer.stage != Stage::joined) continue;
-    lose(peer, fmt::format("has been silent for {}: it is stopped, overloaded or cut off",
+    lose(peer, fmt::format(" has been silent for {}: it is stopped, overloaded or cut off",
                            seconds_text(options_.silence_timeout)));
-    // fail_all has written to it as well, should it ever go on.
-    peer.connection->close();
+    // What fail_all has written to it is there to be read, should it ever go on.
+    peer.connection->finish();
   }
   sweep_strangers();
   if (!accepting_) accept();
@@ -313,7 +315,7 @@ void StoreServer::sweep_strangers() {
 
 /// Again and again, once the destructor has begun.
 void StoreServer::leave() {
-  bool there = false, connected = false;
+  bool there = failure_ && !complete_ && heard_ < own_hello_.ranks, connected = false;
   for (const Peer& peer : peers_) {
     there |= peer.stage == Stage::joined;
     connected |= !peer.hello.version.empty() && !peer.connection->closed();

@@ -57,7 +57,7 @@ class StoreServer {
   void join_when_complete();
   std::string outward_address() const;
   void answer(Peer& peer, uint32_t request, const std::string& value);
-  /// The peer takes part no longer; without a goodbye that is the run's failure.
+  /// The peer takes part no longer; without a goodbye that is the run's failure, "<peer><why>".
   void lose(Peer& peer, const std::string& why);
   void fail_all(Failure failure);
   void turn_away(Peer& peer, const Failure& failure);
@@ -78,6 +78,7 @@ class StoreServer {
   std::map<std::string, std::string> values_;
   std::multimap<std::string, std::pair<Peer*, uint32_t>> waiting_;  ///< gets of keys not yet set
   std::optional<Failure> failure_;
+  uint32_t heard_ = 0;  ///< hellos; a run that cannot start stays for those still on their way
   bool accepting_ = false, complete_ = false, said_goodbye_ = false;
   std::chrono::steady_clock::time_point leave_at_;  ///< once the destructor has begun
   uint32_t warnings_ = 0;

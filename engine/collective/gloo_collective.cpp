@@ -97,14 +97,14 @@ class GlooCollective final : public Collective {
     bytes_sent_ += bytes;
   }
 
-  /// Two pieces are under way at a time.
+  /// So many pieces are under way at a time as there are stages.
   template <class Post, class Complete>
   static void pipeline(uint64_t pieces, Post&& post, Complete&& complete) {
     for (uint64_t p = 0; p < pieces; ++p) {
+      if (p >= kStages) complete(p - kStages);
       post(p);
-      if (p > 0) complete(p - 1);
     }
-    if (pieces > 0) complete(pieces - 1);
+    for (uint64_t p = pieces - std::min<uint64_t>(pieces, kStages); p < pieces; ++p) complete(p);
   }
 
   void gather(std::span<std::byte> whole, const Partition& parts, uint64_t width);

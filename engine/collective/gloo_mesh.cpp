@@ -117,16 +117,18 @@ struct GlooMesh::Impl {
   }
 
   /// The first reason stays. Wakes whoever waits.
-  void end(const std::string& why) {
+  void end(const std::string& why, bool from_outside) {
     const std::lock_guard lock(mutex);
     if (failed) return;
     reason = why;
+    told = from_outside;
     failed = true;
     for (UnboundBuffer* buffer : buffers) wake(buffer);
   }
   void lose(uint32_t peer, const std::string& why) {
     end(fmt::format("group \"{}\": rank {} lost rank {}: {}; see the messages of that rank",
-                    group.name, group.member(group.rank), group.member(peer), why));
+                    group.name, group.member(group.rank), group.member(peer), why),
+        false);
   }
   static void wake(UnboundBuffer* buffer) {
     buffer->abortWaitRecv();
@@ -176,6 +178,7 @@ struct GlooMesh::Impl {
   std::atomic<bool> failed{false};
   bool closing = false;                 ///< guarded by the mutex, like all below
   std::string reason;                   ///< why it failed
+  bool told = false;                    ///< by abort()
   std::vector<UnboundBuffer*> buffers;  ///< where threads may wait
   std::thread watcher;
 };
@@ -202,7 +205,9 @@ void GlooMesh::Impl::watch() {
     }
     if (!all_departed()) break;
   }
-  if (failed) context->closeConnections();  // the others learn of it
+  // So the others learn of it. Who was told from outside leaves that to whoever told: else the
+  // others might take this rank for the lost one.
+  if (failed && !told) context->closeConnections();
 }
 
 /// Of the connections that have ended: whether the other side had said goodbye. Names one that
@@ -268,7 +273,7 @@ GlooMesh::~GlooMesh() {
 }
 
 void GlooMesh::check() const { impl_->check(); }
-void GlooMesh::abort(const std::string& reason) { impl_->end(reason); }
+void GlooMesh::abort(const std::string& reason) { impl_->end(reason, true); }
 
 struct GlooMesh::PeerBuffer::Impl {
   Impl(GlooMesh::Impl& of, uint32_t with, void* memory, size_t bytes)

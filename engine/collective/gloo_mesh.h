@@ -24,6 +24,7 @@ class GlooMesh {
 
   /// Throws Error(rank_lost) after a failure or an abort.
   void check() const;
+  /// Only this rank's calls end; the connections stay until the destructor.
   void abort(const std::string& reason);
 
   /// Memory in transfer with one other rank. Transfers of an equal slot and length match in the

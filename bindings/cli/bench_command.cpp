@@ -7,10 +7,12 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
+#include "bindings/cli/bench_options.h"
 #include "bindings/cli/bench_output.h"
 #include "bindings/cli/bench_session.h"
 #include "bindings/cli/stop_signal.h"
 #include "engine/base/error.h"
+#include "engine/collective/launcher.h"
 
 namespace overspill {
 namespace {
@@ -25,6 +27,11 @@ constexpr const char* kNvmeExamples =
     "                                       # offload: {hardware_profile: drives.yaml}\n"
     "  overspill bench nvme --path /mnt/nvme0 --quick\n"
     "  overspill bench nvme --path /mnt/nvme0 --block-size 1MiB,2MiB --queue-depth 2,8,32\n";
+
+constexpr const char* kCollectiveExamples =
+    "\nExamples:\n"
+    "  overspill bench collective --ranks 4 --profile this-machine.yaml\n"
+    "  mpirun -n 8 -x MASTER_ADDR overspill bench collective   # over several hosts\n";
 
 constexpr const char* kAllExamples =
     "\nExamples:\n"
@@ -115,7 +122,10 @@ CLI::App* add_bench_command(CLI::App& app, BenchArguments& arguments) {
   CLI::App* optimizer = add("optimizer", "Updates of every rule, and of gradients");
   CLI::App* compute = add("compute", "Forward, backward and loss of Llama layers, by their sizes");
   add_compute_options(*compute, arguments);
-  add("collective", "Exchanges between ranks (there are none with one)");
+  CLI::App* collective = add("collective", "Exchanges between ranks, by size");
+  collective->add_option("--ranks", arguments.ranks, "Start so many processes on this host")
+      ->check(CLI::Range(1, 4096));
+  collective->footer(kCollectiveExamples);
   CLI::App* all = add("all", "All of these, and what they cost each other; drives need --path");
   add_drive_options(*all, arguments, /*required=*/false);
   add_copy_options(*all, arguments);
@@ -125,10 +135,51 @@ CLI::App* add_bench_command(CLI::App& app, BenchArguments& arguments) {
   return bench;
 }
 
+namespace {
+
+/// The command's own words, for each of the ranks.
+int start_ranks(const BenchArguments& arguments) {
+  LaunchOptions launch{.ranks = arguments.ranks, .command = {"/proc/self/exe"}};
+  std::vector<std::string>& words = launch.command;
+  words.insert(words.end(), {"bench", arguments.benchmark});
+  if (arguments.quick) words.push_back("--quick");
+  if (arguments.seconds > 0) {
+    words.insert(words.end(), {"--seconds", fmt::format("{}", arguments.seconds)});
+  }
+  const std::pair<const char*, std::filesystem::path> files[] = {
+      {"--json", arguments.json}, {"--html", arguments.html}, {"--profile", arguments.profile}};
+  for (const auto& [option, path] : files) {
+    if (!path.empty()) words.insert(words.end(), {option, path.string()});
+  }
+  return launch_ranks(launch);
+}
+
+/// Of several ranks, the first speaks for all.
+void run_collective(const BenchArguments& arguments, const RankIdentity& identity) {
+  const std::atomic<bool>& stop = stop_on_signals();
+  Ranks ranks(identity, {.shard_group = identity.ranks, .timeout = 60, .config = ""});
+  try {
+    if (ranks.first()) return BenchSession(arguments, stop, ranks).run();
+    run_collective_benchmark(collective_options(arguments), ranks, stop, [](auto&&...) {});
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::cancelled) throw;
+    throw ranks.cause(error);
+  }
+}
+
+}  // namespace
+
 int run_bench(const BenchArguments& arguments) {
   check_outputs(arguments);
+  const bool collective = arguments.benchmark == "collective";
+  const RankIdentity identity = collective ? rank_from_environment() : RankIdentity();
+  if (arguments.ranks > 1 && identity.ranks == 1) return start_ranks(arguments);
   try {
-    BenchSession(arguments, stop_on_signals()).run();
+    if (identity.ranks > 1) {
+      run_collective(arguments, identity);
+    } else {
+      BenchSession(arguments, stop_on_signals(), Ranks()).run();
+    }
   } catch (const Error& error) {
     if (error.code() != ErrorCode::cancelled) throw;
     fmt::print(stderr, "overspill: {}\n", error.what());

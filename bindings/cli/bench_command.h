@@ -26,6 +26,7 @@ struct BenchArguments {
   std::vector<std::string> copy_sizes;
   std::vector<uint32_t> hidden_sizes, tokens;
   uint32_t vocabulary = 0;  ///< 0: the default
+  uint32_t ranks = 0;       ///< processes to start for collectives; 0: as a launcher says
 };
 
 /// Adds `bench` with its sub-subcommands; parsing fills `arguments`, which must outlive `app`.

@@ -88,6 +88,16 @@ OptimizerBenchOptions optimizer_options(const BenchArguments& arguments, const M
   return options;
 }
 
+CollectiveBenchOptions collective_options(const BenchArguments& arguments) {
+  CollectiveBenchOptions options;
+  if (arguments.quick) {
+    options.parts = {4096, uint64_t{1} << 20, uint64_t{8} << 20};
+    options.rounds = 3;
+  }
+  if (arguments.seconds > 0) options.seconds = arguments.seconds;
+  return options;
+}
+
 ComputeBenchOptions compute_options(const BenchArguments& arguments, const Machine& machine) {
   ComputeBenchOptions options;
   options.weight_bytes = memory_of(arguments, machine);

@@ -13,7 +13,8 @@ namespace overspill {
 namespace {
 
 constexpr const char* kNoCollectives =
-    "collective: not measured: one rank exchanges nothing; the profile keeps what it has";
+    "collective: not measured: one rank exchanges nothing; `overspill bench collective --ranks N` "
+    "does. The profile keeps what it has";
 constexpr const char* kNoDrives =
     "nvme: not measured: no --path names a directory on a drive; the profile keeps what it has";
 
@@ -37,9 +38,11 @@ BenchSection left_out(const char* name, const char* heading, const char* why) {
 
 }  // namespace
 
-BenchSession::BenchSession(const BenchArguments& arguments, const std::atomic<bool>& stop)
+BenchSession::BenchSession(const BenchArguments& arguments, const std::atomic<bool>& stop,
+                           const Ranks& ranks)
     : arguments_(arguments),
       stop_(stop),
+      ranks_(ranks),
       machine_(read_machine()),
       host_(describe_bench_host(machine_)),
       profile_(load_or_new_profile(arguments.profile)) {}
@@ -76,7 +79,7 @@ void BenchSession::run_nvme(bool verify) {
 
 void BenchSession::run_one(const std::string& benchmark) {
   if (benchmark == "nvme") return run_nvme(arguments_.verify);
-  if (benchmark == "collective") {
+  if (benchmark == "collective" && ranks_.size() == 1) {
     return add(left_out("collective", "Collectives", kNoCollectives));
   }
   add(with_progress(benchmark + ": ", [&](const BenchProgress& progress) {
@@ -90,6 +93,12 @@ void BenchSession::run_one(const std::string& benchmark) {
           run_optimizer_benchmark(optimizer_options(arguments_, machine_), stop_, progress);
       fill_profile(report, profile_);
       return optimizer_section(report);
+    }
+    if (benchmark == "collective") {
+      const auto report =
+          run_collective_benchmark(collective_options(arguments_), ranks_, stop_, progress);
+      fill_profile(report, profile_);
+      return collective_section(report);
     }
     CHECK(benchmark == "compute");
     const auto report =

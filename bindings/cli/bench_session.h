@@ -10,6 +10,7 @@
 #include "engine/bench/bench_host.h"
 #include "engine/bench/bench_rounds.h"
 #include "engine/bench/bench_section.h"
+#include "engine/bench/collective_benchmark.h"
 #include "engine/plan/profile.h"
 
 namespace overspill {
@@ -17,7 +18,7 @@ namespace overspill {
 class BenchSession {
  public:
   /// Loads the profile that --profile names, when it is there. Throws Error.
-  BenchSession(const BenchArguments& arguments, const std::atomic<bool>& stop);
+  BenchSession(const BenchArguments& arguments, const std::atomic<bool>& stop, const Ranks& ranks);
 
   /// Runs what was asked for and writes its files. Throws Error(cancelled) when stopped.
   void run();
@@ -33,6 +34,7 @@ class BenchSession {
 
   const BenchArguments& arguments_;
   const std::atomic<bool>& stop_;
+  const Ranks& ranks_;
   const Machine machine_;
   const BenchHost host_;
   HardwareProfile profile_;

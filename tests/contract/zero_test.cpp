@@ -84,7 +84,7 @@ TEST_P(ZeroStages, Bf16RanksAgree) {
   // Gradients that are added in another order may round to another bf16 value.
   expect_near_curves(one, run_ranks_fresh(changed, 4).run, 1e-3);
   changed.reduce_dtype = ReduceType::bf16;
-  expect_near_curves(one, run_ranks_fresh(changed, 4).run, 5e-3);
+  expect_near_curves(one, run_ranks_fresh(changed, 4).run, 1e-2);
 }
 
 using Change = std::function<void(TrainConfig&)>;

@@ -68,7 +68,7 @@ TEST_P(ZeroStages, OneTwoAndFourRanksAgree) {
     const FinishedRun one = run_fresh(ranked_config(1, tied));
     for (const uint32_t ranks : {2u, 4u}) {
       SCOPED_TRACE(fmt::format("{} ranks, tied {}", ranks, tied));
-      const RankedRun several = run_ranks_fresh(config(ranks, tied), ranks);
+      const RankedRun several = run_ranked_fresh(config(ranks, tied), ranks);
       expect_near_curves(one, several.run, 1e-5);
       expect_near_weights(one, several.run, 1e-5);
     }
@@ -82,9 +82,9 @@ TEST_P(ZeroStages, Bf16RanksAgree) {
   TrainConfig changed = config(4);
   changed.precision = Precision::bf16;
   // Gradients that are added in another order may round to another bf16 value.
-  expect_near_curves(one, run_ranks_fresh(changed, 4).run, 1e-3);
+  expect_near_curves(one, run_ranked_fresh(changed, 4).run, 1e-3);
   changed.reduce_dtype = ReduceType::bf16;
-  expect_near_curves(one, run_ranks_fresh(changed, 4).run, 1e-2);
+  expect_near_curves(one, run_ranked_fresh(changed, 4).run, 1e-2);
 }
 
 using Change = std::function<void(TrainConfig&)>;
@@ -117,12 +117,12 @@ TEST_P(ZeroStages, PlacementChangesNothing) {
     TrainConfig base = config(2, true);
     base.precision = precision;
     base.reduce_dtype.reset();
-    const RankedRun reference = run_ranks_fresh(base, 2);
+    const RankedRun reference = run_ranked_fresh(base, 2);
     for (const auto& [name, change] : variants) {
       SCOPED_TRACE(name);
       TrainConfig changed = base;
       change(changed);
-      expect_same_results(reference.run, run_ranks_fresh(changed, 2).run);
+      expect_same_results(reference.run, run_ranked_fresh(changed, 2).run);
     }
   }
 }
@@ -130,14 +130,14 @@ TEST_P(ZeroStages, PlacementChangesNothing) {
 TEST_P(ZeroStages, UpdatesInTheBackwardAreTheSame) {
   TrainConfig base = config(2);
   base.max_grad_norm = 0;
-  const RankedRun reference = run_ranks_fresh(base, 2);
+  const RankedRun reference = run_ranked_fresh(base, 2);
   for (const Placement placement : {Placement::device, Placement::host, Placement::nvme}) {
     for (const DeviceMode device : {DeviceMode::unified, DeviceMode::discrete}) {
       TrainConfig changed = base;
       place_all(changed, placement);
       changed.offload.device = device;
       update_in_backward(changed);
-      expect_same_results(reference.run, run_ranks_fresh(changed, 2).run);
+      expect_same_results(reference.run, run_ranked_fresh(changed, 2).run);
     }
   }
 }
@@ -148,13 +148,13 @@ TEST_P(ZeroStages, FrozenLayersAndEightBitMoments) {
   TrainConfig changed = config(4);
   changed.unfrozen_parameters = single.unfrozen_parameters;
   const FinishedRun frozen = run_fresh(single);
-  expect_near_curves(frozen, run_ranks_fresh(changed, 4).run, 1e-5);
+  expect_near_curves(frozen, run_ranked_fresh(changed, 4).run, 1e-5);
   for (const StateFormat state : {StateFormat::int8, StateFormat::bfloat16}) {
     single = ranked_config(1);
     single.optimizer_state = state;
     changed = config(2);
     changed.optimizer_state = state;
-    expect_near_curves(run_fresh(single), run_ranks_fresh(changed, 2).run, 1e-4);
+    expect_near_curves(run_fresh(single), run_ranked_fresh(changed, 2).run, 1e-4);
   }
 }
 
@@ -167,7 +167,7 @@ TEST_P(ZeroStages, AdafactorAddsUpItsRowsAndColumns) {
     changed.gradient_accumulation_steps = 1;
     changed.zero_stage = GetParam().zero_stage;
     changed.hybrid_shard = GetParam().hybrid_shard;
-    expect_near_curves(run_fresh(single), run_ranks_fresh(changed, 4).run, 1e-5);
+    expect_near_curves(run_fresh(single), run_ranked_fresh(changed, 4).run, 1e-5);
   }
 }
 
@@ -181,7 +181,7 @@ TEST_P(ZeroStages, EvaluationSeesTheSameSequences) {
   changed.datasets = single.datasets;
   changed.eval_sequences = single.eval_sequences;
   changed.eval_steps = single.eval_steps;
-  const RankedRun several = run_ranks_fresh(changed, 4);
+  const RankedRun several = run_ranked_fresh(changed, 4);
   const FinishedRun one = run_fresh(single);
   EXPECT_NEAR(several.run.report.first_eval_loss, one.report.first_eval_loss, 1e-5);
   EXPECT_NEAR(several.run.report.last_eval_loss, one.report.last_eval_loss, 1e-5);
@@ -192,10 +192,10 @@ TEST_F(RanksTest, StagesGiveTheSameBits) {
   for (const uint32_t ranks : {2u, 4u}) {
     TrainConfig config = ranked_config(ranks);
     config.max_grad_norm = 0;  // the norm's own rounding depends on the parts it is made of
-    const RankedRun reference = run_ranks_fresh(config, ranks);
+    const RankedRun reference = run_ranked_fresh(config, ranks);
     for (const uint32_t stage : {0u, 1u, 2u}) {
       config.zero_stage = stage;
-      const RankedRun other = run_ranks_fresh(config, ranks);
+      const RankedRun other = run_ranked_fresh(config, ranks);
       expect_near_curves(reference.run, other.run, 1e-14);
       expect_same_files(reference.run.checkpoint, other.run.checkpoint);
     }
@@ -206,17 +206,17 @@ TEST_F(RanksTest, StagesGiveTheSameBits) {
 TEST_F(RanksTest, StopsAtFourRanksAndResumesAtFewer) {
   TrainConfig config = ranked_config(4);
   config.max_steps = 6;
-  const RankedRun whole = run_ranks_fresh(config, 4);
+  const RankedRun whole = run_ranked_fresh(config, 4);
   config.max_steps = 3;
   config.output_dir = root_ / "first";
-  run_ranks(config, 4);
+  run_ranked(config, 4);
   const auto resume = [&](uint32_t ranks, uint32_t stage, Placement placement) {
     TrainConfig next = ranked_config(ranks);
     next.max_steps = 6;
     next.zero_stage = stage;
     place_all(next, placement);
     next.resume_from_checkpoint = root_ / "first" / "latest";
-    return run_ranks_fresh(next, ranks);
+    return run_ranked_fresh(next, ranks);
   };
   const auto expect_continued = [&](const RankedRun& resumed, double tolerance) {
     const auto all = curve(whole.run), rest = curve(resumed.run);
@@ -257,8 +257,8 @@ TEST_F(RanksTest, CollectiveBytesAreTheClosedFormulas) {
       config.gradient_accumulation_steps = accumulation;
       config.zero_stage = stage;
       config.offload.prefetch_depth = 0;
-      const RankedRun run = run_ranks_fresh(config, N);
-      const Layout& layout = run.layouts[0];
+      const RankedRun run = run_ranked_fresh(config, N);
+      const Layout& layout = run.ranks[0].layout;
       const Traffic t = traffic_of(layout);
       const uint64_t reduce = stage == 0 ? 2 * (N - 1) * t.parts / N * 4 : (N - 1) * t.parts * 4;
       // The first step has no update to share; its blocks pass twice as every step's do.
@@ -268,10 +268,9 @@ TEST_F(RanksTest, CollectiveBytesAreTheClosedFormulas) {
         const uint64_t gathers = stage == 3 || (stage > 0 && i > 0) ? gathered : 0;
         EXPECT_EQ(steps[i]["lane_bytes"]["collective"], reduce + gathers);
       }
-      for (uint32_t rank = 0; rank < N; ++rank) {
-        const size_t lane = static_cast<size_t>(Lane::collective);
-        EXPECT_EQ(run.bytes_sent[rank], run.reports[rank].lane_bytes[lane])
-            << "what was planned is what rank " << rank << " sent";
+      for (const RankResult& rank : run.ranks) {
+        EXPECT_EQ(rank.bytes_sent, rank.report.lane_bytes[static_cast<size_t>(Lane::collective)])
+            << "what was planned is what was sent";
       }
     }
   }
@@ -286,14 +285,15 @@ TEST_F(RanksTest, MemoryFallsWithTheRanksAsTheStageSays) {
       TrainConfig config = ranked_config(ranks);
       config.zero_stage = stage;
       place_all(config, Placement::host);
-      const std::vector<Layout> layouts = run_ranks_fresh(config, ranks).layouts;
+      const std::vector<RankResult> results = run_ranked_fresh(config, ranks).ranks;
       uint64_t part = 0, copies = 0;  // parameters
-      for (const LayerShape& layer : layouts[0].model.layers) {
+      for (const LayerShape& layer : results[0].layout.model.layers) {
         const uint64_t share = round_up(ceil_div(layer.padded, stage > 0 ? ranks : 1), 4096);
         part += share;
         copies += stage > 0 ? share * ranks : share;
       }
-      for (const Layout& layout : layouts) {
+      for (const RankResult& result : results) {
+        const Layout& layout = result.layout;
         const auto held = [&](PageKind kind) { return layout.home_bytes(kind, Tier::host); };
         EXPECT_EQ(held(PageKind::weight), 4 * (stage == 3 ? part : copies));
         // The last ranks' parts may be padding alone, which has no state.

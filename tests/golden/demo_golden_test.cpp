@@ -65,6 +65,13 @@ TEST_F(DemoGolden, Float32CurveIsPyTorchs) {
                {1e-4, 1e-4});
 }
 
+TEST_F(DemoGolden, TwoRanksFollowPyTorchsCurve) {
+  for (const uint32_t zero_stage : {0u, 2u, 3u}) {
+    expect_curve(train_by_two(config(Precision::float32), zero_stage),
+                 curve_of(golden_.at("curves").at("float32")), {1e-4, 1e-4});
+  }
+}
+
 TEST_F(DemoGolden, CurveWithFrozenTensorsAndGroupsIsPyTorchs) {
   const Json& groups = golden_.at("groups");
   TrainConfig frozen = config(Precision::float32);

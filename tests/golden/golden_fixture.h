@@ -21,6 +21,7 @@
 #include "engine/model/safetensors.h"
 #include "engine/train/trainer.h"
 #include "optim/split_master.h"
+#include "tests/contract/run_ranks.h"
 
 namespace overspill::test {
 
@@ -187,6 +188,18 @@ class GoldenTest : public testing::Test {
       const RunReport made = trainer.run(stop);
       if (report != nullptr) *report = made;
     }
+    return trained_curve(config);
+  }
+  /// The same by two ranks, which share the accumulation.
+  static Curve train_by_two(TrainConfig config, uint32_t zero_stage) {
+    EXPECT_EQ(config.gradient_accumulation_steps, 2u);
+    config.gradient_accumulation_steps = 1;
+    config.zero_stage = zero_stage;
+    fs::remove_all(config.output_dir);
+    run_ranks(config, 2);
+    return trained_curve(config);
+  }
+  static Curve trained_curve(const TrainConfig& config) {
     Curve curve;
     std::ifstream stream(config.output_dir / "metrics.jsonl");
     for (std::string line; std::getline(stream, line);) {

@@ -123,6 +123,13 @@ TEST_F(SharedData, Float32CurveIsPyTorchs) {
   }
 }
 
+TEST_F(SharedData, TwoRanksFollowPyTorchsCurve) {
+  for (const uint32_t zero_stage : {0u, 2u, 3u}) {
+    expect_curve(train_by_two(curve_config(Precision::float32, 20), zero_stage),
+                 golden_curve("float32"), {1e-4, 1e-4});
+  }
+}
+
 // Gradient norms of this run are chaotic at the 1e-3 level: a rounding of some weight to the other
 // bf16 neighbour changes what follows. Measured with tests/golden/reference_trainer.py: the same
 // algorithm written twice in PyTorch (that file and the golden's own script) differs by 2.5e-3 in

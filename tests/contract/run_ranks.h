@@ -1,0 +1,95 @@
+// A run of several ranks in one process: each has a thread, a Trainer and its own sockets, over the
+// real rendezvous and Gloo.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "engine/collective/ranks.h"
+#include "engine/train/trainer.h"
+
+namespace overspill::test {
+
+/// A TCP port that nobody listens at now.
+inline uint16_t free_port() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  EXPECT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), size), 0);
+  EXPECT_EQ(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  ::close(fd);
+  return ntohs(address.sin_port);
+}
+
+/// What each rank leaves.
+struct RankResult {
+  RunReport report;
+  uint64_t bytes_sent = 0;  ///< of the model's data, over the whole run
+  Layout layout;
+  std::exception_ptr error;
+};
+
+inline void run_rank(const TrainConfig& config, const RankIdentity& identity, RankResult& result) {
+  const std::atomic<bool> stop{false};
+  Ranks ranks(identity, ranks_options(config, identity));
+  try {
+    Trainer trainer(config, ranks);
+    result.report = trainer.run(stop);
+    result.layout = trainer.setup().layout;
+    result.bytes_sent = ranks.groups().shard->bytes_sent() + ranks.groups().replicas->bytes_sent();
+  } catch (const Error& error) {
+    throw ranks.cause(error);
+  }
+}
+
+/// The error that is no consequence of another rank's, if there is any.
+inline void rethrow_cause(const std::vector<RankResult>& results) {
+  std::exception_ptr consequence;
+  for (const RankResult& result : results) {
+    if (!result.error) continue;
+    try {
+      std::rethrow_exception(result.error);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::rank_lost) throw;
+      consequence = result.error;
+    }
+  }
+  if (consequence) std::rethrow_exception(consequence);
+}
+
+/// Throws what the first rank to fail threw.
+inline std::vector<RankResult> run_ranks(const TrainConfig& config, uint32_t ranks) {
+  std::vector<RankResult> results(ranks);
+  const uint16_t port = free_port();
+  testing::internal::CaptureStdout();
+  {
+    std::vector<std::jthread> threads;
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      threads.emplace_back([&, rank] {
+        RankIdentity identity;
+        identity.rank = identity.local_rank = rank;
+        identity.ranks = identity.local_ranks = ranks;
+        identity.master_port = port;
+        identity.token = "test";
+        try {
+          run_rank(config, identity, results[rank]);
+        } catch (...) {
+          results[rank].error = std::current_exception();
+        }
+      });
+    }
+  }
+  testing::internal::GetCapturedStdout();
+  rethrow_cause(results);
+  return results;
+}
+
+}  // namespace overspill::test

@@ -12,6 +12,7 @@
 #include "bench/throttled_io.h"
 #include "engine/base/error.h"
 #include "engine/base/units.h"
+#include "engine/model/llama.h"
 #include "engine/plan/planner.h"
 #include "engine/run/executor.h"
 #include "engine/train/model_state.h"

@@ -157,7 +157,7 @@ int start_ranks(const BenchArguments& arguments) {
 /// Of several ranks, the first speaks for all.
 void run_collective(const BenchArguments& arguments, const RankIdentity& identity) {
   const std::atomic<bool>& stop = stop_on_signals();
-  Ranks ranks(identity, {.shard_group = identity.ranks, .timeout = 60, .config = ""});
+  Ranks ranks(identity, {.zero_stage = 3, .hybrid_shard = 0, .timeout = 60, .config = ""});
   try {
     if (ranks.first()) return BenchSession(arguments, stop, ranks).run();
     run_collective_benchmark(collective_options(arguments), ranks, stop, [](auto&&...) {});
@@ -173,7 +173,12 @@ int run_bench(const BenchArguments& arguments) {
   check_outputs(arguments);
   const bool collective = arguments.benchmark == "collective";
   const RankIdentity identity = collective ? rank_from_environment() : RankIdentity();
-  if (arguments.ranks > 1 && identity.ranks == 1) return start_ranks(arguments);
+  if (arguments.ranks > 0 && arguments.ranks != identity.ranks) {
+    if (identity.ranks == 1) return start_ranks(arguments);
+    fail(ErrorCode::invalid_config,
+         "--ranks {}: this process is one of {} ranks that {} has started; leave --ranks away",
+         arguments.ranks, identity.ranks, identity.launcher);
+  }
   try {
     if (identity.ranks > 1) {
       run_collective(arguments, identity);

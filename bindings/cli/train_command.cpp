@@ -6,21 +6,20 @@
 #include "bindings/cli/stop_signal.h"
 #include "engine/base/log.h"
 #include "engine/collective/launcher.h"
-#include "engine/plan/planner.h"
 #include "engine/program/dump.h"
 #include "engine/program/verify.h"
+#include "engine/train/plan_request.h"
+#include "engine/train/rank_setup.h"
 #include "engine/train/trainer.h"
 
 namespace overspill {
 namespace {
 
-void dump(const TrainConfig& config) {
-  const RunSetup setup(config);
-  const bool next_forward = setup.layout.options.update == UpdateTiming::next_forward;
-  const Program program = plan_step(
-      setup.layout, {true, true, next_forward, false, setup.layout.options.micro_batches});
-  verify_program(program, setup.layout);
-  fmt::print("{}{}", dump_layout(setup.layout), dump_program(program, setup.layout));
+void dump(const TrainConfig& config, uint32_t ranks) {
+  const ForecastRequest request = forecast_request(config, {.hardware = {}, .ranks = ranks});
+  const Forecast forecast = make_forecast(request);
+  verify_program(forecast.program, forecast.layout);
+  fmt::print("{}{}", dump_layout(forecast.layout), dump_program(forecast.program, forecast.layout));
 }
 
 /// Returns whether the run was interrupted.
@@ -59,21 +58,24 @@ int start_ranks(const TrainArguments& arguments, const RankIdentity& identity) {
 int run_train(const TrainArguments& arguments) {
   const RankIdentity identity = rank_from_environment();
   const bool launches = arguments.ranks > 0 && arguments.ranks != identity.ranks;
+  const uint32_t ranks_meant = launches ? arguments.ranks : identity.ranks;
   // One rank speaks of what all of them read and plan.
   if (launches || identity.rank > 0) set_log_level(LogLevel::warning);
   TrainConfig config = load_train_config(arguments.config, arguments.overrides);
-  resolve_batch(config, launches ? arguments.ranks : identity.ranks);
+  resolve_batch(config, ranks_meant);
   if (arguments.dump_program) {
-    dump(config);
+    dump(config, ranks_meant);
     return 0;
   }
   if (launches) return start_ranks(arguments, identity);
-  const CpuBinding bound = bind_rank(identity);
-  Ranks ranks(identity, ranks_options(config, identity));
+  Ranks ranks(identity, ranks_options(config));
   try {
+    const CpuBinding bound = bind_rank(config, ranks);
     return train(arguments, config, ranks) ? 130 : 0;
   } catch (const Error& error) {
     throw ranks.cause(error);
+  } catch (const std::exception& error) {
+    throw ranks.cause(Error(ErrorCode::internal, error.what()));
   }
 }
 

@@ -62,6 +62,18 @@ class GlooCollective final : public Collective {
   }
 
   void all_reduce(std::span<double> values) override {
+    constexpr size_t kPiece = 1 << 15;  // a rank holds as many of every rank's at a time
+    for (size_t begin = 0; begin < values.size(); begin += kPiece) {
+      sum_piece(values.subspan(begin, std::min(kPiece, values.size() - begin)));
+    }
+  }
+
+  void broadcast(std::span<std::byte> bytes, uint32_t root) override;
+  void barrier() override;
+  void abort(const std::string& reason) override { mesh_.abort(reason); }
+
+ private:
+  void sum_piece(std::span<double> values) {
     std::vector<double> all(values.size() * size());
     all_gather(std::as_bytes(values), std::as_writable_bytes(std::span(all)));
     for (size_t i = 0; i < values.size(); ++i) {
@@ -71,11 +83,6 @@ class GlooCollective final : public Collective {
     }
   }
 
-  void broadcast(std::span<std::byte> bytes, uint32_t root) override;
-  void barrier() override;
-  void abort(const std::string& reason) override { mesh_.abort(reason); }
-
- private:
   using PeerBuffer = GlooMesh::PeerBuffer;
 
   void begin() {

@@ -145,6 +145,8 @@ struct GlooMesh::Impl {
     std::erase(buffers, buffer);
   }
 
+  milliseconds patience() const { return group.patience.value_or(group.timeout); }
+
   /// Gloo's call on a connection to `peer`; false: it was woken.
   template <class F>
   void guard(uint32_t peer, const char* verb, F&& call) {
@@ -154,11 +156,11 @@ struct GlooMesh::Impl {
     try {
       done = call();
     } catch (const std::exception& error) {
-      if (steady_clock::now() - start < group.timeout) {
+      if (steady_clock::now() - start < patience()) {
         lose(peer, error.what());
       } else {
         lose(peer, fmt::format("it {} nothing for {} ms: it hangs, is stopped or is cut off", verb,
-                               group.timeout.count()));
+                               patience().count()));
       }
     }
     if (!done) check();
@@ -305,11 +307,11 @@ void GlooMesh::PeerBuffer::receive(uint64_t slot, size_t offset, size_t bytes) {
 }
 void GlooMesh::PeerBuffer::wait_sent() {
   impl_->mesh.guard(impl_->peer, "takes",
-                    [&] { return impl_->buffer->waitSend(nullptr, impl_->mesh.group.timeout); });
+                    [&] { return impl_->buffer->waitSend(nullptr, impl_->mesh.patience()); });
 }
 void GlooMesh::PeerBuffer::wait_received() {
   impl_->mesh.guard(impl_->peer, "sends",
-                    [&] { return impl_->buffer->waitRecv(nullptr, impl_->mesh.group.timeout); });
+                    [&] { return impl_->buffer->waitRecv(nullptr, impl_->mesh.patience()); });
 }
 
 }  // namespace overspill

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,10 @@ struct CollectiveGroup {
   std::string name;                 ///< unique in the run: its keys begin with it, messages name it
   uint32_t rank = 0, size = 1;      ///< of this rank in the group, and of the group
   std::vector<uint32_t> members{};  ///< their ranks in the run, for messages; empty: the same ones
-  /// A rank that makes no progress for so long is lost.
+  /// For the ranks to connect.
   std::chrono::milliseconds timeout{60000};
+  /// A rank that makes no progress in a call for so long is lost; unset: the same.
+  std::optional<std::chrono::milliseconds> patience{};
   /// The run's key-value store. `get` waits until the key is set, with a timeout of its own.
   std::function<void(const std::string& key, const std::string& value)> set{};
   std::function<std::string(const std::string& key)> get{};

@@ -1,8 +1,12 @@
 // Groups, and the ends of waits.
 #include "engine/collective/ranks.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 
 #include "engine/base/log.h"
 #include "engine/base/thread.h"
@@ -14,6 +18,17 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kNewsDelay{3000};  // a failed rank's report may come behind its connection's
+
+/// A lost rank ends waits by the rendezvous' heartbeats. One that lives may load or save for long;
+/// this bounds what no heartbeat shows.
+constexpr milliseconds kMostPatience{3600 * 1000};
+
+std::string boot_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
+}
 
 milliseconds milliseconds_of(double seconds) {
   return milliseconds(static_cast<int64_t>(seconds * 1000));
@@ -31,22 +46,56 @@ Ranks::Ranks(const RankIdentity& identity, const Options& options) : Ranks() {
   if (identity.ranks == 1) return;
   identity_ = identity;
   collectives_.clear();
-  CHECK(identity.ranks % options.shard_group == 0);
   rendezvous_ = std::make_unique<Rendezvous>(
       identity, Rendezvous::Options{.join_timeout = milliseconds_of(options.timeout),
                                     .silence_timeout = milliseconds_of(options.timeout / 2),
                                     .config = options.config});
+  try {
+    meet(options);
+  } catch (const Error& error) {
+    throw cause(error);  // the others wait for this rank
+  }
+  rendezvous_->on_failure([this](const std::string& what) { end_waits(what); });
+}
+
+void Ranks::meet(const Options& options) {
   gloo_ = open_gloo_device(rendezvous_->own_address());
-  const uint32_t ranks = identity.ranks, group = options.shard_group, rank = identity.rank;
   const auto add = [&](const std::string& name, uint32_t first, uint32_t stride, uint32_t count) {
     collectives_.push_back(make_group(name, first, stride, count, options));
     return collectives_.back().get();
   };
-  groups_.world = add("world", 0, 1, ranks);
-  const uint32_t copy = rank / group, part = rank % group;
+  groups_.world = add("world", 0, 1, size());
+  find_hosts();
+  const uint32_t group = shard_group_size(options.zero_stage, options.hybrid_shard, identity_);
+  const uint32_t copy = rank() / group, part = rank() % group;
+  const auto host = hosts_.begin() + copy * group;
+  const bool on_one_host = std::all_of(host, host + group, [&](uint64_t h) { return h == *host; });
+  const std::vector<uint32_t> groups = gather(on_one_host ? group : 0);
+  const bool alike = std::ranges::count(groups, group) == std::ssize(groups);
+  if (options.hybrid_shard == kGroupIsHost && !alike) {
+    fail(
+        ErrorCode::invalid_config,
+        "hybrid_shard: true shares the state among the ranks of a host, so every host must have as "
+        "many, with numbers that follow each other; start them so (mpirun --map-by slot, srun "
+        "--distribution=block), or set hybrid_shard to the size of a group");
+  }
   groups_.shard = add(fmt::format("shard-{}", copy), copy * group, 1, group);
-  groups_.replicas = add(fmt::format("replicas-{}", part), part, group, ranks / group);
-  rendezvous_->on_failure([this](const std::string& what) { end_waits(what); });
+  groups_.replicas = add(fmt::format("replicas-{}", part), part, group, size() / group);
+}
+
+/// Launchers do not always say who runs where.
+void Ranks::find_hosts() {
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  // Containers may share a name, and hosts a boot.
+  const std::string own = fmt::format("{} {}", name, boot_id());
+  hosts_ = gather(std::hash<std::string>()(own));
+  identity_.local_rank = identity_.local_ranks = 0;
+  for (uint32_t other = 0; other < size(); ++other) {
+    if (hosts_[other] != hosts_[rank()]) continue;
+    identity_.local_rank += other < rank();
+    ++identity_.local_ranks;
+  }
 }
 
 Ranks::~Ranks() {
@@ -67,6 +116,7 @@ std::unique_ptr<Collective> Ranks::make_group(const std::string& name, uint32_t 
   CollectiveGroup group{.name = name, .rank = (identity_.rank - first) / stride, .size = count};
   for (uint32_t i = 0; i < count; ++i) group.members.push_back(first + i * stride);
   group.timeout = timeout;
+  group.patience = std::max(timeout, kMostPatience);
   group.set = [this](const std::string& key, const std::string& value) {
     rendezvous_->set(key, value);
   };
@@ -109,16 +159,17 @@ Error Ranks::cause(const Error& error) {
   return Error(ErrorCode::rank_lost, first.value_or(error.what()));
 }
 
-uint32_t shard_group_size(uint32_t zero_stage, uint32_t hybrid_group, uint32_t ranks) {
+uint32_t shard_group_size(uint32_t zero_stage, uint32_t hybrid_shard, const RankIdentity& rank) {
   if (zero_stage == 0) return 1;
-  if (hybrid_group == 0) return ranks;
-  if (hybrid_group > ranks || ranks % hybrid_group != 0) {
+  if (hybrid_shard == 0) return rank.ranks;
+  const uint32_t group = hybrid_shard == kGroupIsHost ? rank.local_ranks : hybrid_shard;
+  if (group > rank.ranks || rank.ranks % group != 0) {
     fail(ErrorCode::invalid_config,
          "hybrid_shard: groups of {} ranks do not divide the run's {} ranks; choose a divisor, or "
          "`hybrid_shard: false` to share one copy of the state among all",
-         hybrid_group, ranks);
+         group, rank.ranks);
   }
-  return hybrid_group;
+  return group;
 }
 
 }  // namespace overspill

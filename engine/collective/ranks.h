@@ -20,12 +20,16 @@ namespace overspill {
 
 struct GlooDevice;
 
+/// `hybrid_shard: true`: the ranks of a host share one copy of the state.
+inline constexpr uint32_t kGroupIsHost = UINT32_MAX;
+
 class Ranks {
  public:
   struct Options {
-    uint32_t shard_group = 1;  ///< ranks that share one copy of the state; divides all of them
-    double timeout = 60;       ///< seconds without a sign of life
-    std::string config;        ///< Rendezvous::Options::config
+    uint32_t zero_stage = 3;
+    uint32_t hybrid_shard = 0;  ///< ranks that share one copy of the state; 0: all, or kGroupIsHost
+    double timeout = 60;        ///< seconds without a sign of life
+    std::string config;         ///< Rendezvous::Options::config
   };
   /// The only rank.
   Ranks();
@@ -33,6 +37,7 @@ class Ranks {
   Ranks(const RankIdentity& identity, const Options& options);
   ~Ranks();
 
+  /// With the places on the hosts as they are, whatever the launcher said.
   const RankIdentity& identity() const { return identity_; }
   uint32_t rank() const { return identity_.rank; }
   uint32_t size() const { return identity_.ranks; }
@@ -41,9 +46,8 @@ class Ranks {
   /// groups.
   Collective& world() const { return *groups_.world; }
   const RankGroups& groups() const { return groups_; }
-  /// Place among the ranks that share a copy of the state, and the copy's number.
-  uint32_t shard_rank() const { return groups_.shard->rank(); }
-  uint32_t replica() const { return groups_.replicas->rank(); }
+  /// By rank, a number for the host it runs on.
+  const std::vector<uint64_t>& hosts() const { return hosts_; }
 
   /// Every rank's value, in rank order.
   template <class T>
@@ -68,9 +72,12 @@ class Ranks {
  private:
   std::unique_ptr<Collective> make_group(const std::string& name, uint32_t first, uint32_t stride,
                                          uint32_t count, const Options& options);
+  void meet(const Options& options);
+  void find_hosts();
   void end_waits(const std::string& what);
 
   RankIdentity identity_;
+  std::vector<uint64_t> hosts_{0};
   std::unique_ptr<Rendezvous> rendezvous_;
   std::shared_ptr<GlooDevice> gloo_;
   std::vector<std::unique_ptr<Collective>> collectives_;
@@ -83,8 +90,8 @@ class Ranks {
   std::thread last_resort_;
 };
 
-/// Ranks of the shard group by `hybrid_shard` (TrainConfig) and the stage: 1 for stage 0. Throws
-/// Error(invalid_config) where groups do not divide the ranks.
-uint32_t shard_group_size(uint32_t zero_stage, uint32_t hybrid_group, uint32_t ranks);
+/// Ranks that share one copy of the state: 1 for stage 0. Throws Error(invalid_config) where groups
+/// do not divide the ranks.
+uint32_t shard_group_size(uint32_t zero_stage, uint32_t hybrid_shard, const RankIdentity& rank);
 
 }  // namespace overspill

@@ -8,6 +8,7 @@
 #include "engine/base/error.h"
 #include "engine/base/parallel.h"
 #include "engine/base/units.h"
+#include "engine/model/factored_sums.h"
 
 namespace overspill {
 namespace {
@@ -147,18 +148,19 @@ void Llama::norm_gradient(const LayerTensor& tensor, const void* weights, const 
                              batch_.tokens(), model_.config.hidden_size);
 }
 
-void Llama::embed(const void* weights, const int32_t* tokens, float* y) const {
-  kernels_.embed(tokens, view(weights, model_.layers[0].tensors[0]), y, batch_.tokens(),
-                 model_.config.hidden_size);
+void Llama::embed(const void* weights, const int32_t* tokens, void* y) const {
+  kernels_.embed(tokens, view(weights, model_.layers[0].tensors[0]), static_cast<float*>(y),
+                 batch_.tokens(), model_.config.hidden_size);
 }
 
-void Llama::embed_backward(const int32_t* tokens, const float* dy, float* sums, bool first) const {
+void Llama::embed_backward(const int32_t* tokens, const void* dy, float* sums, bool first) const {
   if (first) {
     parallel_blocks(model_.layers[0].padded, 1 << 16, [&](uint64_t begin, uint64_t end) {
       std::fill(sums + begin, sums + end, 0.0f);
     });
   }
-  kernels_.embed_gradient(tokens, dy, sums, batch_.tokens(), model_.config.hidden_size);
+  kernels_.embed_gradient(tokens, static_cast<const float*>(dy), sums, batch_.tokens(),
+                          model_.config.hidden_size);
 }
 
 void Llama::attention_forward(const LayerShape& shape, const void* weights, const float* x,
@@ -199,14 +201,15 @@ void Llama::mlp_forward(const LayerShape& shape, const void* weights, Block& b) 
   kernels_.swiglu(b.gate, b.up, b.act, batch_.tokens() * model_.config.intermediate_size);
 }
 
-void Llama::block(uint32_t layer, const void* weights, const float* x, float* y) const {
+void Llama::block(uint32_t layer, const void* weights, const void* x, void* y) const {
   const LayerShape& shape = model_.layers[layer];
   Block b = carve(false);
-  attention_forward(shape, weights, x, b);
+  attention_forward(shape, weights, static_cast<const float*>(x), b);
   mlp_forward(shape, weights, b);
-  std::copy_n(b.middle, batch_.tokens() * model_.config.hidden_size, y);
+  float* const out = static_cast<float*>(y);
+  std::copy_n(b.middle, batch_.tokens() * model_.config.hidden_size, out);
   kernels_.linear(thread_scratch_, linear_shape(shape.tensors[kDown]), b.act,
-                  view(weights, shape.tensors[kDown]), y, true);
+                  view(weights, shape.tensors[kDown]), out, true);
 }
 
 void Llama::mlp_backward(const LayerShape& shape, const void* weights, float* dy, float* sums,
@@ -253,9 +256,11 @@ void Llama::attention_backward(const LayerShape& shape, const void* weights, con
   norm_gradient(t[kInputNorm], weights, x, b.rstd1, b.d_norm, dy, sums, first);
 }
 
-void Llama::block_backward(uint32_t layer, const void* weights, const float* x, float* dy,
+void Llama::block_backward(uint32_t layer, const void* weights, const void* input, void* gradient,
                            float* sums, bool first) const {
   const LayerShape& shape = model_.layers[layer];
+  const float* const x = static_cast<const float*>(input);
+  float* const dy = static_cast<float*>(gradient);
   if (first && sums != nullptr) zero_untrained(shape, sums);
   Block b = carve(true);
   attention_forward(shape, weights, x, b);
@@ -318,6 +323,31 @@ double Llama::loss(const Head& head, const float* x, const int32_t* targets, flo
                                accumulate, rows, d);
   }
   return total;
+}
+
+void Llama::loss(const Head& head, const void* x, const int32_t* targets, float scale, void* dx,
+                 double* total) const {
+  *total = loss(head, static_cast<const float*>(x), targets, scale, static_cast<float*>(dx));
+}
+
+void Llama::square_sum(uint32_t layer, const float* sums, uint64_t begin, uint64_t end,
+                       double* total) const {
+  *total = gradient_square_sum(layer, sums, begin, end);
+}
+
+void Llama::factored_sums(const float* sums, uint64_t begin, uint64_t end,
+                          const FactoredMatrix& matrix, const FactoredMoments& moments) const {
+  add_part_squares(kernels_, sums, begin, end, matrix, moments);
+}
+
+void Llama::round_gradient(const float* sums, uint16_t* gradient, uint64_t size) const {
+  kernels_.float_to_bf16(sums, gradient, size);
+}
+
+void Llama::update(const OptimizerSettings& settings, const UpdateStep& step,
+                   const UpdateChunk& chunk, std::span<const UpdateRun> runs,
+                   bool moments_zero) const {
+  update_chunk(settings, step, chunk, runs, moments_zero);
 }
 
 void Llama::logits(const Head& head, const float* x, float* out) const {

@@ -1,5 +1,6 @@
-// The Llama family's layers as two pure functions each: forward(weights, x) and
-// backward(weights, x, dy), which recomputes what it needs from x. One compute thread at a time.
+// The Llama family's layers on the host, as two pure functions each: forward(weights, x) and
+// backward(weights, x, dy), which recomputes what it needs from x. Activations are float32; every
+// call returns when done.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,7 @@
 
 #include "engine/model/kernels.h"
 #include "engine/model/layers.h"
+#include "engine/model/model.h"
 
 namespace overspill {
 
@@ -17,7 +19,7 @@ struct BatchShape {
   uint64_t tokens() const { return sequences * sequence_len; }
 };
 
-class Llama {
+class Llama final : public Model {
  public:
   /// `weight_type`: f32 or bf16, as all layers' flattened parameters are stored.
   Llama(const ModelShape& model, DType weight_type, const BatchShape& batch,
@@ -30,35 +32,26 @@ class Llama {
   /// Gives the scratch memory (64-byte aligned) and fills the rotary tables in it.
   void set_scratch(std::byte* memory);
 
-  /// y = embedding of tokens; y: [tokens, hidden].
-  void embed(const void* weights, const int32_t* tokens, float* y) const;
-  /// Sums into the embedding's gradient; `first` zeroes it before.
-  void embed_backward(const int32_t* tokens, const float* dy, float* sums, bool first) const;
-
-  /// One block: x -> y, both [tokens, hidden].
-  void block(uint32_t layer, const void* weights, const float* x, float* y) const;
-  /// dy becomes dx; gradients of trainable tensors add up in `sums` (float32, the layer's flattened
-  /// layout; the rest is zeroed when `first`). `sums` is null where the whole layer is frozen.
-  void block_backward(uint32_t layer, const void* weights, const float* x, float* dy, float* sums,
-                      bool first) const;
-
-  struct Head {
-    const void* weights;    ///< final norm [, output projection]
-    const void* embedding;  ///< the output projection when tied, else null
-    float* sums;            ///< null for evaluation, and when all of the head is frozen
-    float* embedding_sums;  ///< when tied and the embedding trains
-    bool first;             ///< sums (and embedding_sums) start from zero
-  };
-  /// Mean negative log-likelihood summed over the micro-batch's tokens (not divided). Unless dx is
-  /// null, it receives scale * gradient, and sums add up the weights'. Works on a few tokens at a
-  /// time: never tokens x vocabulary.
+  void embed(const void* weights, const int32_t* tokens, void* y) const override;
+  void embed_backward(const int32_t* tokens, const void* dy, float* sums,
+                      bool first) const override;
+  void block(uint32_t layer, const void* weights, const void* x, void* y) const override;
+  void block_backward(uint32_t layer, const void* weights, const void* x, void* dy, float* sums,
+                      bool first) const override;
+  /// Works on a few tokens at a time: never tokens x vocabulary.
   double loss(const Head& head, const float* x, const int32_t* targets, float scale,
               float* dx) const;
-
-  /// Sum of squares of a layer's gradient sums, trainable tensor by tensor in fp64; or of those of
-  /// its parameters [begin, end), whose first `sums` points to.
+  void loss(const Head& head, const void* x, const int32_t* targets, float scale, void* dx,
+            double* total) const override;
   double gradient_square_sum(uint32_t layer, const float* sums, uint64_t begin = 0,
                              uint64_t end = UINT64_MAX) const;
+  void square_sum(uint32_t layer, const float* sums, uint64_t begin, uint64_t end,
+                  double* total) const override;
+  void factored_sums(const float* sums, uint64_t begin, uint64_t end, const FactoredMatrix& matrix,
+                     const FactoredMoments& moments) const override;
+  void round_gradient(const float* sums, uint16_t* gradient, uint64_t size) const override;
+  void update(const OptimizerSettings& settings, const UpdateStep& step, const UpdateChunk& chunk,
+              std::span<const UpdateRun> runs, bool moments_zero) const override;
   const Kernels& kernels() const { return kernels_; }
   const ModelShape& model() const { return model_; }
 

@@ -179,6 +179,9 @@ class LayoutBuilder {
     if (plan_.factored_bytes > 0) {
       layout_.factored = add_slot(Tier::host, plan_.factored_bytes, "factored_moments");
     }
+    if (plan_.batch_bytes > 0) {
+      layout_.batch = add_slot(Tier::host, plan_.batch_bytes, "batch");
+    }
   }
 
   const PlacementProblem& problem_;
@@ -222,14 +225,22 @@ OptimizerSettings PlanOptions::update_rule() const {
   return rule;
 }
 
+BatchArea batch_area(const PlanOptions& o, uint64_t layers) {
+  const uint64_t tokens = round_up(o.micro_batches * o.micro_batch_tokens * sizeof(int32_t), 64);
+  BatchArea area{.targets = tokens, .losses = 2 * tokens, .squares = 0, .bytes = 0};
+  area.squares = area.losses + o.micro_batches * sizeof(double);
+  area.bytes = round_up(area.squares + layers * sizeof(double), 4096);
+  return area;
+}
+
 std::string describe_sharing(const PlanOptions& o) {
   if (o.world() == 1) return "";
   if (o.ranks == 1) return fmt::format("{} ranks with all of the state each (ZeRO-0)", o.replicas);
   const char* what = o.shard_weights ? "each layer's parameters" : "gradients and optimizer state";
   const std::string copies =
       o.replicas > 1 ? fmt::format(", {} such groups", o.replicas) : std::string();
-  return fmt::format("{} ranks share {} (ZeRO-{}){}", o.ranks, what, o.shard_weights ? 3 : 2,
-                     copies);
+  return fmt::format("{} ranks share {} (ZeRO-{}){}", o.ranks, what,
+                     o.shard_weights ? "3" : "1 and 2", copies);
 }
 
 StateLayout chunk_state(const PlanOptions& options, const Chunk& chunk) {

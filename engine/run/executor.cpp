@@ -18,8 +18,8 @@ int64_t now_ns() {
 
 }  // namespace
 
-Executor::Executor(PageStore& store, const Llama& llama, LaneCpus cpus, const RankGroups& ranks)
-    : runner_(store, llama, ranks), cpus_(std::move(cpus)) {
+Executor::Executor(PageStore& store, const Model& model, LaneCpus cpus, const RankGroups& ranks)
+    : runner_(store, model, ranks), cpus_(std::move(cpus)) {
   for (size_t lane = 0; lane < kLanes; ++lane) {
     lanes_[lane].thread = std::thread([this, lane] { lane_main(lane); });
   }

@@ -22,7 +22,7 @@ using LaneCpus = std::array<std::vector<uint32_t>, kLanes>;
 
 class Executor {
  public:
-  Executor(PageStore& store, const Llama& llama, LaneCpus cpus = {}, const RankGroups& ranks = {});
+  Executor(PageStore& store, const Model& model, LaneCpus cpus = {}, const RankGroups& ranks = {});
   ~Executor();
 
   /// Runs the Program to its end. Trace times start at 0.

@@ -6,7 +6,6 @@
 
 #include "engine/base/error.h"
 #include "engine/program/dump.h"
-#include "engine/run/factored_sums.h"
 
 namespace overspill {
 namespace {
@@ -23,8 +22,8 @@ bool overlap(std::span<const Channel::Segment> one, std::span<const Channel::Seg
 
 }  // namespace
 
-OpRunner::OpRunner(PageStore& store, const Llama& llama, const RankGroups& ranks)
-    : store_(store), layout_(store.layout()), llama_(llama), ranks_(ranks) {
+OpRunner::OpRunner(PageStore& store, const Model& model, const RankGroups& ranks)
+    : store_(store), layout_(store.layout()), model_(model), ranks_(ranks) {
   const PlanOptions& o = layout_.options;
   CHECK(o.ranks == 1 || (ranks_.shard != nullptr && ranks_.shard->size() == o.ranks));
   CHECK(o.replicas == 1 || (ranks_.replicas != nullptr && ranks_.replicas->size() == o.replicas));
@@ -106,10 +105,10 @@ void OpRunner::finish_transfer(const Program& program, const Op& op) {
 void OpRunner::run_forward(std::span<const Access> accesses, const Op& op, StepContext& context) {
   const auto* weights = at<std::byte>(accesses[0]);
   if (op.layer > 0) {
-    return llama_.block(op.layer, weights, at<float>(accesses[1]), at<float>(accesses[2]));
+    return model_.block(op.layer, weights, at<void>(accesses[1]), at<void>(accesses[2]));
   }
   const uint64_t tokens = layout_.options.micro_batch_tokens;
-  llama_.embed(weights, context.tokens.data() + op.index * tokens, at<float>(accesses[1]));
+  model_.embed(weights, context.tokens.data() + op.index * tokens, at<void>(accesses[1]));
 }
 
 void OpRunner::run_head(std::span<const Access> accesses, const Op& op, StepContext& context) {
@@ -117,7 +116,7 @@ void OpRunner::run_head(std::span<const Access> accesses, const Op& op, StepCont
   const ModelShape& model = layout_.model;
   const bool tied = model.config.tie_word_embeddings;
   size_t next = backward ? 3 : 2;  // those that are there follow in this order
-  Llama::Head head{.weights = at<std::byte>(accesses[0]),
+  Model::Head head{.weights = at<std::byte>(accesses[0]),
                    .embedding = nullptr,
                    .sums = nullptr,
                    .embedding_sums = nullptr,
@@ -129,11 +128,10 @@ void OpRunner::run_head(std::span<const Access> accesses, const Op& op, StepCont
   }
   CHECK(next == accesses.size());
   const uint64_t tokens = layout_.options.micro_batch_tokens;
-  const double loss =
-      llama_.loss(head, at<float>(accesses[1]), context.targets.data() + op.index * tokens,
-                  context.loss_scale, backward ? at<float>(accesses[2]) : nullptr);
-  context.losses[op.index] = loss;
-  if (!std::isfinite(loss)) context.non_finite = true;
+  model_.loss(head, at<void>(accesses[1]), context.targets.data() + op.index * tokens,
+              context.loss_scale, backward ? at<void>(accesses[2]) : nullptr,
+              &context.losses[op.index]);
+  if (!std::isfinite(context.losses[op.index])) context.non_finite = true;
 }
 
 void OpRunner::run_backward(std::span<const Access> accesses, const Op& op, StepContext& context) {
@@ -142,11 +140,11 @@ void OpRunner::run_backward(std::span<const Access> accesses, const Op& op, Step
   float* sums = trainable ? at<float>(accesses.back()) : nullptr;
   const bool first = accesses.back().mode == AccessMode::write;
   if (op.layer == 0) {
-    return llama_.embed_backward(context.tokens.data() + op.index * tokens, at<float>(accesses[0]),
+    return model_.embed_backward(context.tokens.data() + op.index * tokens, at<void>(accesses[0]),
                                  sums, first);
   }
-  llama_.block_backward(op.layer, at<std::byte>(accesses[0]), at<float>(accesses[1]),
-                        at<float>(accesses[2]), sums, first);
+  model_.block_backward(op.layer, at<std::byte>(accesses[0]), at<void>(accesses[1]),
+                        at<void>(accesses[2]), sums, first);
 }
 
 void OpRunner::run_all_gather(std::span<const Access> accesses) {
@@ -162,8 +160,8 @@ void OpRunner::run_all_gather(std::span<const Access> accesses) {
 void OpRunner::run_reduce(std::span<const Access> accesses, const Op& op, StepContext& context) {
   const uint64_t part = layout_.shard(op.layer), begin = layout_.options.rank * part;
   const auto* sums = at<float>(accesses[0]);
-  const double squares = llama_.gradient_square_sum(op.layer, sums, begin, begin + part);
-  context.gradient_squares[op.layer] = squares;
+  double& squares = context.gradient_squares[op.layer];
+  model_.square_sum(op.layer, sums, begin, begin + part, &squares);
   if (!std::isfinite(squares)) context.non_finite = true;
   run_factored_sums(sums, op, context);
 }
@@ -173,7 +171,7 @@ void OpRunner::run_factored_sums(const float* sums, const Op& op, StepContext& c
   const FactoredMoments moments = store_.factored_moments();
   const uint64_t part = layout_.shard(op.layer), begin = layout_.options.rank * part;
   for (const FactoredMatrix& m : layout_.matrices(op.layer)) {
-    add_part_squares(llama_.kernels(), sums, begin, begin + part, m, moments);
+    model_.factored_sums(sums, begin, begin + part, m, moments);
   }
   if (layout_.options.world() == 1) advance_moments(op, context);
 }
@@ -203,7 +201,7 @@ void OpRunner::run_export(std::span<const Access> accesses, const Op& op) {
   const auto* source = at<float>(accesses[0]);
   const uint64_t parameters = layout_.chunk(op.layer, op.index).parameters;
   if (layout_.options.precision == Precision::bf16) {
-    llama_.kernels().float_to_bf16(source, at<uint16_t>(accesses[1]), parameters);
+    model_.round_gradient(source, at<uint16_t>(accesses[1]), parameters);
   } else if (at<float>(accesses[1]) != source) {
     std::copy_n(source, parameters, at<float>(accesses[1]));
   }
@@ -217,16 +215,20 @@ void OpRunner::run_update(const Program& program, const Op& op, StepContext& con
   const Chunk& chunk = layout_.chunk(op.layer, op.index);
   // Weights, gradient, and last the state, which an optimizer without any does not have.
   const bool stateless = accesses.size() == 2;
-  update_chunk(layout_.options.update_rule(), context.update,
-               {.weight = at<std::byte>(accesses[0]),
-                .state = stateless ? nullptr : at<std::byte>(accesses.back()),
-                .gradient = at<std::byte>(accesses[1]),
-                .parameters = chunk.parameters,
-                .exact = chunk.exact,
-                .layer = chunk.layer,
-                .first = chunk.begin,
-                .averages = store_.factored_moments().averages},
-               layout_.runs(chunk), program.kind.moments_zero);
+  const UpdateChunk work{.weight = at<std::byte>(accesses[0]),
+                         .state = stateless ? nullptr : at<std::byte>(accesses.back()),
+                         .gradient = at<std::byte>(accesses[1]),
+                         .parameters = chunk.parameters,
+                         .exact = chunk.exact,
+                         .layer = chunk.layer,
+                         .first = chunk.begin,
+                         .averages = store_.factored_moments().averages};
+  const OptimizerSettings rule = layout_.options.update_rule();
+  const bool zero = program.kind.moments_zero;
+  if (op.lane == Lane::compute) {
+    return model_.update(rule, context.update, work, layout_.runs(chunk), zero);
+  }
+  update_chunk(rule, context.update, work, layout_.runs(chunk), zero);
 }
 
 }  // namespace overspill

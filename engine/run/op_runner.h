@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/collective/collective.h"
-#include "engine/model/llama.h"
+#include "engine/model/model.h"
 #include "engine/run/page_store.h"
 #include "engine/run/step_context.h"
 
@@ -14,7 +14,7 @@ namespace overspill {
 
 class OpRunner {
  public:
-  OpRunner(PageStore& store, const Llama& llama, const RankGroups& ranks = {});
+  OpRunner(PageStore& store, const Model& model, const RankGroups& ranks = {});
 
   /// Starts a read or a write, whose dependencies are done; run() then waits for it. One may begin
   /// while the one before it in its lane is under way. False, and nothing begun, when it has to
@@ -43,7 +43,7 @@ class OpRunner {
 
   PageStore& store_;
   const Layout& layout_;
-  const Llama& llama_;
+  const Model& model_;
   const RankGroups ranks_;
 
   /// Of one lane, used by its thread.

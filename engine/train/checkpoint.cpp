@@ -2,7 +2,6 @@
 #include "engine/train/checkpoint.h"
 
 #include <fcntl.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -14,14 +13,16 @@
 #include "engine/base/log.h"
 #include "engine/base/units.h"
 #include "engine/model/model_config.h"
+#include "engine/train/file_hashes.h"
 #include "engine/train/model_state.h"
+#include "engine/train/rank_setup.h"
 
 namespace overspill {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kFormatVersion = 1;
+constexpr int kFormatVersion = 2;  // 2: checksums over blocks
 constexpr const char* kManifest = "overspill.json";
 constexpr const char* kOptimizer = "optimizer.safetensors";
 constexpr const char* kTokenizerFiles[] = {"tokenizer.json",     "tokenizer_config.json",
@@ -29,29 +30,6 @@ constexpr const char* kTokenizerFiles[] = {"tokenizer.json",     "tokenizer_conf
                                            "added_tokens.json",  "vocab.json",
                                            "merges.txt",         "generation_config.json",
                                            "chat_template.jinja"};
-
-std::string hash_text(XXH64_hash_t hash) { return fmt::format("{:016x}", hash); }
-
-XXH64_hash_t file_hash(const fs::path& path) {
-  const Fd file = open_file(path, O_RDONLY);
-  XXH3_state_t* state = XXH3_createState();
-  XXH3_64bits_reset(state);
-  std::vector<std::byte> block(kMiB);
-  const uint64_t size = file_size(file);
-  for (uint64_t at = 0; at < size; at += block.size()) {
-    const std::span<std::byte> part(block.data(), std::min<uint64_t>(block.size(), size - at));
-    try {
-      read_exact(file, at, part);
-    } catch (...) {
-      XXH3_freeState(state);
-      throw;
-    }
-    XXH3_64bits_update(state, part.data(), part.size());
-  }
-  const XXH64_hash_t hash = XXH3_64bits_digest(state);
-  XXH3_freeState(state);
-  return hash;
-}
 
 /// The directory a model path names (the path itself, or a config.json's parent).
 fs::path model_directory(const fs::path& path) {
@@ -73,34 +51,14 @@ void copy_tokenizer(const fs::path& source, const fs::path& directory) {
 }
 
 /// Of a manifest without its own checksum.
-std::string manifest_hash(const nlohmann::json& manifest) {
-  const std::string text = manifest.dump();
-  return hash_text(XXH3_64bits(text.data(), text.size()));
-}
-
-/// Sizes and checksums of all files of a directory, for the first rank; each reads some of them.
-nlohmann::json hash_files(const fs::path& directory, const Ranks& ranks) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    names.push_back(entry.path().filename().string());
-  }
-  std::sort(names.begin(), names.end());
-  std::vector<XXH64_hash_t> own;  // as many on every rank
-  for (size_t i = 0; i < names.size(); i += ranks.size()) {
-    const size_t mine = i + ranks.rank();
-    own.push_back(mine < names.size() ? file_hash(directory / names[mine]) : 0);
-  }
-  const auto all = ranks.gather(std::span<const XXH64_hash_t>(own));
-  nlohmann::json files = nlohmann::json::object();
-  for (size_t i = 0; ranks.first() && i < names.size(); ++i) {
-    const XXH64_hash_t hash = all[i % ranks.size() * own.size() + i / ranks.size()];
-    files[names[i]] = {{"bytes", fs::file_size(directory / names[i])}, {"xxh3", hash_text(hash)}};
-  }
-  return files;
-}
+uint64_t manifest_hash(const nlohmann::json& manifest) { return text_hash(manifest.dump()); }
 
 void write_manifest(const fs::path& directory, const TrainingPosition& p, Precision precision,
-                    const nlohmann::json& files) {
+                    const std::vector<HashedFile>& hashed) {
+  nlohmann::json files = nlohmann::json::object();
+  for (const HashedFile& file : hashed) {
+    files[file.name] = {{"bytes", file.bytes}, {"xxh3", hash_text(file.xxh3)}};
+  }
   nlohmann::json manifest = {{"format", kFormatVersion},
                              {"step", p.step},
                              {"updates", p.updates},
@@ -111,7 +69,7 @@ void write_manifest(const fs::path& directory, const TrainingPosition& p, Precis
                              {"sequence_len", p.sequence_len},
                              {"precision", precision_name(precision)},
                              {"files", files}};
-  manifest["xxh3"] = manifest_hash(manifest);
+  manifest["xxh3"] = hash_text(manifest_hash(manifest));
   write_text_file(directory / kManifest, manifest.dump(2) + "\n");
 }
 
@@ -159,25 +117,27 @@ void remove_oldest(const fs::path& saved, uint32_t limit) {
   for (size_t i = 0; i + limit - 1 < others.size(); ++i) fs::remove_all(others[i].second);
 }
 
-/// Compares every file with its size in the manifest, and this rank's with their checksums.
-void check_files(const fs::path& directory, const nlohmann::json& files, const Ranks& ranks) {
-  size_t index = 0;
-  for (const auto& [name, expected] : files.items()) {
+/// Compares every file with its size and checksum in the manifest.
+void check_files(const fs::path& directory, const nlohmann::json& listed, const Ranks& ranks) {
+  const auto remedy = "the checkpoint is damaged; resume from another one";
+  std::vector<HashedFile> files;
+  for (const auto& [name, expected] : listed.items()) {
     const fs::path path = directory / name;
-    const auto remedy = "the checkpoint is damaged; resume from another one";
+    files.push_back({.name = name, .bytes = expected.at("bytes")});
     if (!fs::exists(path)) {
       fail(ErrorCode::invalid_file, "{}: listed in {} but missing; {}", path.string(), kManifest,
            remedy);
     }
-    if (fs::file_size(path) != expected.at("bytes").get<uint64_t>()) {
+    if (fs::file_size(path) != files.back().bytes) {
       fail(ErrorCode::invalid_file, "{}: {} bytes, {} says {}; {}", path.string(),
-           fs::file_size(path), kManifest, expected.at("bytes").dump(), remedy);
+           fs::file_size(path), kManifest, files.back().bytes, remedy);
     }
-    if (index++ % ranks.size() != ranks.rank()) continue;
-    if (hash_text(file_hash(path)) != expected.at("xxh3").get<std::string>()) {
-      fail(ErrorCode::invalid_file, "{}: its content does not match the checksum in {}; {}",
-           path.string(), kManifest, remedy);
-    }
+  }
+  hash_files(directory, files, ranks);
+  for (const HashedFile& file : files) {
+    if (hash_text(file.xxh3) == listed.at(file.name).at("xxh3").get<std::string>()) continue;
+    fail(ErrorCode::invalid_file, "{}: its content does not match the checksum in {}; {}",
+         (directory / file.name).string(), kManifest, remedy);
   }
 }
 
@@ -204,8 +164,8 @@ void fill_checkpoint(PageStore& store, const fs::path& directory, const Training
     copy_tokenizer(model_directory(options.source_model), directory);
   }
   if (options.only_model) return;
-  ranks.world().barrier();
-  const nlohmann::json files = hash_files(directory, ranks);
+  std::vector<HashedFile> files = list_files(directory, ranks);
+  hash_files(directory, files, ranks);
   if (ranks.first()) write_manifest(directory, position, layout.options.precision, files);
 }
 
@@ -258,7 +218,7 @@ Checkpoint open_checkpoint(const fs::path& directory, const Ranks& ranks) {
     }
     const std::string own = manifest.at("xxh3").get<std::string>();
     manifest.erase("xxh3");
-    if (manifest_hash(manifest) != own) {
+    if (hash_text(manifest_hash(manifest)) != own) {
       fail(ErrorCode::invalid_file,
            "{}: its content does not match its checksum; the checkpoint is damaged; resume from "
            "another one",
@@ -273,6 +233,7 @@ Checkpoint open_checkpoint(const fs::path& directory, const Ranks& ranks) {
     manifest.at("shuffle").get_to(p.shuffle);
     manifest.at("sequence_len").get_to(p.sequence_len);
     manifest.at("precision").get_to(checkpoint.precision);
+    require_alike({{"checkpoint", manifest_hash(manifest)}}, ranks);
     check_files(directory, manifest.at("files"), ranks);
   } catch (const nlohmann::json::exception& error) {
     fail(ErrorCode::invalid_file, "{}: {}; the checkpoint is damaged; resume from another one",

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/collective/collective.h"
+#include "engine/collective/ranks.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/profile.h"
 #include "engine/train/parameter_groups.h"
@@ -56,7 +56,6 @@ struct OffloadConfig {
 };
 
 enum class CollectiveBackend : uint8_t { automatic, gloo, nccl };
-inline constexpr uint32_t kGroupIsHost = UINT32_MAX;
 
 /// `train_batch_size`: sequences of one optimizer step over all ranks.
 struct GlobalBatch {

@@ -11,8 +11,8 @@
 #include "engine/base/log.h"
 #include "engine/base/units.h"
 #include "engine/forecast/placement_search.h"
+#include "engine/train/rank_setup.h"
 #include "offload/drive_locality.h"
-#include "offload/rank_placement.h"
 
 namespace overspill {
 namespace {
@@ -57,59 +57,6 @@ TrainConfig with_chosen_drives(TrainConfig config) {
   return config;
 }
 
-/// Ranks of a host share directories, each with files of its own, but divide block devices.
-TrainConfig with_own_devices(TrainConfig config, const RankIdentity& rank) {
-  OffloadConfig& offload = config.offload;
-  const auto is_device = [](const std::filesystem::path& path) {
-    return std::filesystem::is_block_file(path);
-  };
-  const auto devices = std::ranges::count_if(offload.nvme_paths, is_device);
-  if (rank.local_ranks == 1 || devices == 0) return config;
-  std::vector<std::filesystem::path> paths;
-  std::vector<uint32_t> shares;
-  uint32_t seen = 0;
-  for (size_t i = 0; i < offload.nvme_paths.size(); ++i) {
-    const bool other =
-        is_device(offload.nvme_paths[i]) && seen++ % rank.local_ranks != rank.local_rank;
-    if (other) continue;
-    paths.push_back(offload.nvme_paths[i]);
-    if (offload.nvme_shares) shares.push_back((*offload.nvme_shares)[i]);
-  }
-  if (devices < rank.local_ranks) {
-    fail(ErrorCode::invalid_config,
-         "offload.nvme_paths: {} block device{} for the {} ranks of this host, which cannot share "
-         "one; name as many devices as ranks, or directories on file systems",
-         devices, devices == 1 ? "" : "s", rank.local_ranks);
-  }
-  offload.nvme_paths = std::move(paths);
-  if (offload.nvme_shares) offload.nvme_shares = std::move(shares);
-  return config;
-}
-
-/// A rank's part of the host's CPUs; none where it is not to be bound.
-std::vector<uint32_t> own_cpus(const RankIdentity& rank) {
-  const std::vector<uint32_t> allowed = allowed_cpus();
-  const Machine machine = read_machine();
-  const bool bound_by_launcher = std::ssize(allowed) < sysconf(_SC_NPROCESSORS_ONLN);
-  if (bound_by_launcher || !machine.is_this_system) return {};
-  if (allowed.size() < rank.local_ranks) {
-    if (rank.local_rank == 0) {
-      log_warning("{} ranks share the {} CPUs of this host: they take turns", rank.local_ranks,
-                  allowed.size());
-    }
-    return {};
-  }
-  std::vector<uint32_t> cpus;
-  const RankPlacement placement =
-      plan_ranks(machine, {.ranks = rank.local_ranks, .allowed = allowed, .drives = {}});
-  for (const PlacedCores& cores : placement.ranks[rank.local_rank].cores) {
-    for (const auto* some : {&cores.cpus.compute, &cores.cpus.io, &cores.cpus.idle}) {
-      cpus.insert(cpus.end(), some->begin(), some->end());
-    }
-  }
-  return cpus;
-}
-
 /// Plans once: the machine does not change. HWLOC_XMLFILE's has other CPUs than this one.
 const CpuPlan& process_cpus() {
   static const CpuPlan plan = [] {
@@ -122,51 +69,16 @@ const CpuPlan& process_cpus() {
 
 }  // namespace
 
-/// The ranks that share one copy of the state.
-uint32_t shard_group(const TrainConfig& config, const RankIdentity& rank) {
-  const uint32_t wish = config.hybrid_shard;
-  return shard_group_size(config.zero_stage, wish == kGroupIsHost ? rank.local_ranks : wish,
-                          rank.ranks);
-}
-
-CpuBinding bind_rank(const RankIdentity& rank) {
-  return CpuBinding(rank.local_ranks == 1 ? std::vector<uint32_t>() : own_cpus(rank));
-}
-
 ModelShape trained_model(const TrainConfig& config) {
   ModelShape model = llama_layers(load_model_config(config_path(config)));
   apply_parameter_groups(model, config.unfrozen_parameters, config.lr_groups);
   return model;
 }
 
-Ranks::Options ranks_options(const TrainConfig& config, const RankIdentity& rank) {
-  if (config.collective_backend == CollectiveBackend::nccl) {
-    fail(ErrorCode::invalid_config,
-         "collective_backend: nccl moves data between GPUs, and this run's device is the host; set "
-         "it to gloo or auto");
-  }
-  return {.shard_group = shard_group(config, rank),
-          .timeout = config.rank_timeout,
-          .config = config.fingerprint};
-}
-
-/// What a configuration shares of the state, and among which ranks.
-void share_state(const TrainConfig& config, const RankIdentity& rank, PlanOptions& o) {
-  const uint32_t group = shard_group(config, rank);
-  o.ranks = group;
-  o.rank = rank.rank % group;
-  o.replicas = rank.ranks / group;
-  o.replica = rank.rank / group;
-  o.shard_weights = config.zero_stage == 3;
-  o.reduce_type = config.reduce_dtype.value_or(
-      config.precision == Precision::bf16 ? ReduceType::bf16 : ReduceType::float32);
-}
-
 PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, const Llama& llama,
                          const RankIdentity& rank) {
   const OffloadConfig& offload = config.offload;
   PlanOptions o;
-  share_state(config, rank, o);
   o.precision = config.precision;
   o.micro_batches = config.gradient_accumulation_steps;
   o.micro_batch_tokens = batch.tokens();
@@ -175,6 +87,7 @@ PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, con
   o.unified = offload.device == DeviceMode::unified;
   o.device_memory = offload.device_memory.value_or(third_of_memory() / rank.local_ranks);
   o.host_memory = offload.host_memory.value_or(third_of_memory() / rank.local_ranks);
+  share_state(config, rank, o);
   o.nvme_capacity = offload.nvme_capacity.value_or(UINT64_MAX);
   o.nvme_available = !offload.nvme_paths.empty();
   o.nvme_files = static_cast<uint32_t>(std::max<size_t>(1, offload.nvme_paths.size()));
@@ -205,19 +118,23 @@ PlanOptions solved_options(const TrainConfig& config, const PlanOptions& options
   return choice.options;
 }
 
-/// The ranks gather a layer's weights in step with each other, so that they load equally far ahead.
+/// The ranks gather a layer's weights in step with each other, so they load equally far ahead, and
+/// copies of the state write checkpoints chunk by chunk in turns.
 Layout plan_alike(const TrainConfig& config, PlanOptions options, const ModelShape& model,
                   const Ranks& ranks) {
   Layout layout = plan_layout(model, solved_options(config, options, model));
-  const std::vector<uint32_t> depths = ranks.gather(layout.prefetch_depth);
-  const uint32_t least = *std::ranges::min_element(depths);
-  if (std::ranges::count(depths, least) == std::ssize(depths)) return layout;
-  options.prefetch_depth = least;
+  const auto least = [&](uint64_t own) { return std::ranges::min(ranks.gather(own)); };
+  const uint64_t depth = least(layout.prefetch_depth), chunk = least(layout.chunk_parameters);
+  const bool alike = depth == layout.prefetch_depth && chunk == layout.chunk_parameters;
+  // All plan again, or none: planning does not wait for others, what follows does.
+  if (least(alike ? 1 : 0) == 1) return layout;
+  options.prefetch_depth = static_cast<uint32_t>(depth);
+  options.chunk_parameters = chunk;
   return plan_layout(model, solved_options(config, options, model));
 }
 
 RunSetup::RunSetup(const TrainConfig& c, const Ranks& ranks)
-    : config(with_own_devices(with_chosen_drives(c), ranks.identity())),
+    : config(with_own_devices(with_chosen_drives(c), ranks)),
       cpus(process_cpus()),
       model(trained_model(c)),
       batch{c.micro_batch_size, c.sequence_len},

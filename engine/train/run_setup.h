@@ -2,7 +2,6 @@
 // the budgets, the layout, the number of steps. `--dump-program` stops here.
 #pragma once
 
-#include "engine/base/thread.h"
 #include "engine/collective/ranks.h"
 #include "engine/model/llama.h"
 #include "engine/plan/layout.h"
@@ -37,13 +36,6 @@ ModelShape trained_model(const TrainConfig& config);
 /// are a third of this machine's memory, which the ranks of a host share.
 PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, const Llama& llama,
                          const RankIdentity& rank);
-
-/// How the ranks of a run with this configuration meet.
-Ranks::Options ranks_options(const TrainConfig& config, const RankIdentity& rank);
-
-/// Binds the calling thread, and those that it starts, to the rank's part of the host's CPUs, where
-/// several ranks run there and nobody has bound them.
-CpuBinding bind_rank(const RankIdentity& rank);
 
 /// True when the model directory's tokenizer is the byte tokenizer (ByT5's): text needs no tool.
 bool has_byte_tokenizer(const std::filesystem::path& model_path);

@@ -24,6 +24,17 @@ void require_same_data_order(const TrainingPosition& position, const TrainConfig
        config.shuffle, config.sequence_len);
 }
 
+/// The first rank's choice: another host may see a new link late.
+std::optional<fs::path> shared_latest(const fs::path& output_dir, const Ranks& ranks) {
+  std::string name;
+  if (ranks.first()) {
+    const std::optional<fs::path> latest = latest_checkpoint(output_dir);
+    if (latest) name = latest->filename();
+  }
+  name = ranks.broadcast(name);
+  return name.empty() ? std::nullopt : std::optional(output_dir / name);
+}
+
 }  // namespace
 
 RunStart find_start(const RunSetup& setup, const Ranks& ranks) {
@@ -31,7 +42,7 @@ RunStart find_start(const RunSetup& setup, const Ranks& ranks) {
   RunStart start;
   std::optional<fs::path> from;
   if (config.resume_from_checkpoint == "true") {
-    from = latest_checkpoint(config.output_dir);
+    from = shared_latest(config.output_dir, ranks);
     if (!from) log_info("no checkpoint in {} yet: starting anew", config.output_dir.string());
   } else if (!config.resume_from_checkpoint.empty()) {
     from = config.resume_from_checkpoint;

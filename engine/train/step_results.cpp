@@ -46,9 +46,11 @@ void require_same_collectives(const Program& program, const Ranks& ranks) {
   for (uint32_t rank = 1; rank < ranks.size(); ++rank) {
     if (hashes[rank] == hashes[0]) continue;
     fail(ErrorCode::internal,
-         "rank {} plans other collectives than rank 0; give all ranks the same offload settings, "
-         "offload.prefetch_depth among them",
-         rank);
+         "rank {} plans other collectives than rank 0 (forward {}, backward {}, pending update {}, "
+         "{} "
+         "micro-batches here); this is a bug, please report it with both ranks' settings",
+         rank, program.kind.forward, program.kind.backward, program.kind.pending_update,
+         program.kind.micro_batches);
   }
 }
 

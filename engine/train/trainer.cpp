@@ -9,7 +9,9 @@
 #include "engine/base/units.h"
 #include "engine/plan/planner.h"
 #include "engine/program/verify.h"
+#include "engine/train/file_hashes.h"
 #include "engine/train/model_state.h"
+#include "engine/train/rank_setup.h"
 
 namespace overspill {
 namespace {
@@ -18,15 +20,6 @@ namespace fs = std::filesystem;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-void require_output_dir(const fs::path& path) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) {
-    fail(ErrorCode::io, "output_dir {}: cannot be created: {}; choose another output_dir",
-         path.string(), error.message());
-  }
 }
 
 void log_plan(const Layout& layout) {
@@ -77,6 +70,11 @@ Trainer::Trainer(const TrainConfig& config, const Ranks& ranks)
   for (const LrGroup& group : config.lr_groups) {
     schedules_.push_back({config.lr_scheduler, group.learning_rate, warmup, total_steps_});
   }
+  require_alike({{"config.json", text_hash(setup_.model.config.source.dump())},
+                 {"number of training sequences", data_->size()},
+                 {"number of evaluation sequences", eval_data_ ? eval_data_->size() : 0},
+                 {"number of steps", total_steps_}},
+                ranks_);
   rule_ = setup_.layout.options.update_rule();
   const size_t step_tokens = setup_.batch.tokens() * config.gradient_accumulation_steps;
   tokens_.resize(step_tokens);
@@ -85,7 +83,7 @@ Trainer::Trainer(const TrainConfig& config, const Ranks& ranks)
   for (const std::string& line : describe_parameter_groups(setup_.model, config.lr_groups)) {
     log_info("{}", line);
   }
-  require_output_dir(config.output_dir);
+  require_shared_output(config.output_dir, ranks_);
   if (ranks_.first()) remove_partial_checkpoints(config.output_dir);
   load(start_);
   start_ = {};

@@ -43,10 +43,11 @@ void Trainer::log_step(const StepOutcome& outcome) {
 
 void Trainer::log_prediction() {
   const TrainConfig& config = setup_.config;
-  if (!config.offload.hardware_profile || !ranks_.first()) return;
   const bool next_forward = config.offload.update == UpdateTiming::next_forward;
+  // On every rank: Programs are compared when they are planned.
   const Program& steady =
       program({true, true, next_forward, false, config.gradient_accumulation_steps});
+  if (!config.offload.hardware_profile || !ranks_.first()) return;
   log_info("{}", describe_prediction(steady, expectations_.usual()));
 }
 

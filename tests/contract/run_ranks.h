@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/collective/ranks.h"
+#include "engine/train/rank_setup.h"
 #include "engine/train/trainer.h"
 
 namespace overspill::test {
@@ -39,7 +40,7 @@ struct RankResult {
 
 inline void run_rank(const TrainConfig& config, const RankIdentity& identity, RankResult& result) {
   const std::atomic<bool> stop{false};
-  Ranks ranks(identity, ranks_options(config, identity));
+  Ranks ranks(identity, ranks_options(config));
   try {
     Trainer trainer(config, ranks);
     result.report = trainer.run(stop);

@@ -58,7 +58,8 @@ class ZeroStages : public RanksTest, public testing::WithParamInterface<Stage> {
     made.hybrid_shard = GetParam().hybrid_shard;
     return made;
   }
-  bool hybrid() const { return GetParam().hybrid_shard > 0; }
+  /// Groups of two need four ranks to have replicas.
+  uint32_t ranks() const { return GetParam().hybrid_shard > 0 ? 4 : 2; }
 };
 INSTANTIATE_TEST_SUITE_P(All, ZeroStages, testing::ValuesIn(kStages),
                          [](const auto& info) { return std::string(info.param.name); });
@@ -114,30 +115,30 @@ TEST_P(ZeroStages, PlacementChangesNothing) {
          c.offload.chunk_parameters = 4096;
        }}};
   for (const Precision precision : {Precision::float32, Precision::bf16}) {
-    TrainConfig base = config(2, true);
+    TrainConfig base = config(ranks(), true);
     base.precision = precision;
     base.reduce_dtype.reset();
-    const RankedRun reference = run_ranked_fresh(base, 2);
+    const RankedRun reference = run_ranked_fresh(base, ranks());
     for (const auto& [name, change] : variants) {
       SCOPED_TRACE(name);
       TrainConfig changed = base;
       change(changed);
-      expect_same_results(reference.run, run_ranked_fresh(changed, 2).run);
+      expect_same_results(reference.run, run_ranked_fresh(changed, ranks()).run);
     }
   }
 }
 
 TEST_P(ZeroStages, UpdatesInTheBackwardAreTheSame) {
-  TrainConfig base = config(2);
+  TrainConfig base = config(ranks());
   base.max_grad_norm = 0;
-  const RankedRun reference = run_ranked_fresh(base, 2);
+  const RankedRun reference = run_ranked_fresh(base, ranks());
   for (const Placement placement : {Placement::device, Placement::host, Placement::nvme}) {
     for (const DeviceMode device : {DeviceMode::unified, DeviceMode::discrete}) {
       TrainConfig changed = base;
       place_all(changed, placement);
       changed.offload.device = device;
       update_in_backward(changed);
-      expect_same_results(reference.run, run_ranked_fresh(changed, 2).run);
+      expect_same_results(reference.run, run_ranked_fresh(changed, ranks()).run);
     }
   }
 }
@@ -148,13 +149,15 @@ TEST_P(ZeroStages, FrozenLayersAndEightBitMoments) {
   TrainConfig changed = config(4);
   changed.unfrozen_parameters = single.unfrozen_parameters;
   const FinishedRun frozen = run_fresh(single);
-  expect_near_curves(frozen, run_ranked_fresh(changed, 4).run, 1e-5);
+  const RankedRun by_four = run_ranked_fresh(changed, 4);
+  expect_near_curves(frozen, by_four.run, 1e-5);
+  expect_near_weights(frozen, by_four.run, 1e-5);
   for (const StateFormat state : {StateFormat::int8, StateFormat::bfloat16}) {
     single = ranked_config(1);
     single.optimizer_state = state;
-    changed = config(2);
+    changed = config(ranks());
     changed.optimizer_state = state;
-    expect_near_curves(run_fresh(single), run_ranked_fresh(changed, 2).run, 1e-4);
+    expect_near_curves(run_fresh(single), run_ranked_fresh(changed, ranks()).run, 1e-4);
   }
 }
 
@@ -234,39 +237,48 @@ TEST_F(RanksTest, StopsAtFourRanksAndResumesAtFewer) {
   expect_continued(resume(1, 0, Placement::nvme), 1e-5);
 }
 
-struct Traffic {
-  uint64_t parts = 0, blocks = 0;  ///< parameters of a rank's part of all layers, of the blocks
+/// Parameters of a rank's part of all layers, and of the blocks.
+struct Parts {
+  uint64_t all = 0, blocks = 0;
 };
 
-Traffic traffic_of(const Layout& layout) {
-  Traffic t;
+Parts parts_of(const Layout& layout) {
+  Parts parts;
   for (uint32_t l = 0; l < layout.model.layers.size(); ++l) {
-    t.parts += layout.shard(l);
-    if (l > 0 && l < layout.model.head()) t.blocks += layout.shard(l);
+    parts.all += layout.shard(l);
+    if (l > 0 && l < layout.model.head()) parts.blocks += layout.shard(l);
   }
-  return t;
+  return parts;
 }
 
-/// Bytes that each rank sends a step, for every accumulation: 4-byte weights and sums here.
-TEST_F(RanksTest, CollectiveBytesAreTheClosedFormulas) {
-  constexpr uint64_t N = 4;
+/// Bytes that each rank sends a step, by ZeRO's formulas, whatever the accumulation. Weights and
+/// sums have 4 bytes here, or 2.
+TEST_P(ZeroStages, CollectiveBytesAreTheClosedFormulas) {
+  constexpr uint64_t kRanks = 4;
+  const uint32_t stage = GetParam().zero_stage;
+  const uint64_t group = stage == 0                    ? 1
+                         : GetParam().hybrid_shard > 0 ? GetParam().hybrid_shard
+                                                       : kRanks;
+  const uint64_t copies = kRanks / group;
   for (const uint32_t accumulation : {1u, 8u}) {
-    for (const uint32_t stage : {0u, 1u, 2u, 3u}) {
-      SCOPED_TRACE(fmt::format("accumulation {}, stage {}", accumulation, stage));
-      TrainConfig config = ranked_config(N);
-      config.gradient_accumulation_steps = accumulation;
-      config.zero_stage = stage;
-      config.offload.prefetch_depth = 0;
-      const RankedRun run = run_ranked_fresh(config, N);
-      const Layout& layout = run.ranks[0].layout;
-      const Traffic t = traffic_of(layout);
-      const uint64_t reduce = stage == 0 ? 2 * (N - 1) * t.parts / N * 4 : (N - 1) * t.parts * 4;
-      // The first step has no update to share; its blocks pass twice as every step's do.
-      const uint64_t gathered = (N - 1) * 4 * (stage == 3 ? t.parts + t.blocks : t.parts);
+    for (const uint64_t width : {4, 2}) {
+      SCOPED_TRACE(fmt::format("accumulation {}, {} bytes", accumulation, width));
+      TrainConfig made = config(kRanks);
+      made.gradient_accumulation_steps = accumulation;
+      made.offload.prefetch_depth = 0;
+      made.precision = width == 4 ? Precision::float32 : Precision::bf16;
+      made.reduce_dtype.reset();
+      const RankedRun run = run_ranked_fresh(made, kRanks);
+      const Parts parts = parts_of(run.ranks[0].layout);
+      const uint64_t reduce_scatter = (group - 1) * parts.all * width;
+      const uint64_t all_reduce = 2 * (copies - 1) * parts.all / copies * width;
+      const uint64_t passes = stage == 3 ? parts.all + parts.blocks : parts.all;
+      const uint64_t all_gather = (group - 1) * passes * width;
       const std::vector<Json> steps = run.run.steps();
       for (size_t i = 0; i < steps.size(); ++i) {
-        const uint64_t gathers = stage == 3 || (stage > 0 && i > 0) ? gathered : 0;
-        EXPECT_EQ(steps[i]["lane_bytes"]["collective"], reduce + gathers);
+        const bool gathers = stage == 3 || i > 0;  // the first step has no update to share
+        EXPECT_EQ(steps[i]["lane_bytes"]["collective"],
+                  reduce_scatter + all_reduce + (gathers ? all_gather : 0));
       }
       for (const RankResult& rank : run.ranks) {
         EXPECT_EQ(rank.bytes_sent, rank.report.lane_bytes[static_cast<size_t>(Lane::collective)])
@@ -274,6 +286,15 @@ TEST_F(RanksTest, CollectiveBytesAreTheClosedFormulas) {
       }
     }
   }
+}
+
+TEST_F(RanksTest, AHardwareProfilePredictsOnEveryRank) {
+  TrainConfig config = ranked_config(2);
+  const RankedRun plain = run_ranked_fresh(config, 2);
+  config.offload.hardware_profile = HardwareProfile();
+  const RankedRun predicted = run_ranked_fresh(config, 2);
+  EXPECT_EQ(step_text(plain.run.lines), step_text(predicted.run.lines));
+  EXPECT_TRUE(predicted.run.steps()[0].contains("predicted"));
 }
 
 /// Bytes of host memory that hold each kind of state on a rank, as the arenas count them: a part is

@@ -18,6 +18,7 @@
 #include "engine/base/error.h"
 #include "engine/base/log.h"
 #include "engine/base/random.h"
+#include "engine/model/llama.h"
 #include "engine/plan/planner.h"
 #include "engine/run/executor.h"
 #include "engine/train/model_state.h"

@@ -1,6 +1,7 @@
 // The executor on real Programs of a small model: order under random delays, lanes at the same
 // time, errors, and use after an error.
 #include "engine/run/executor.h"
+#include "engine/model/llama.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>

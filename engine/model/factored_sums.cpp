@@ -1,5 +1,5 @@
 // Whole rows by the kernel; the torn ones at both ends by hand.
-#include "engine/run/factored_sums.h"
+#include "engine/model/factored_sums.h"
 
 #include <algorithm>
 

@@ -1,0 +1,60 @@
+// What a device computes of a model: its layers as functions of the device's memory. One compute
+// thread at a time. A call may return before its work is done, where the device has a stream for it
+// (Device::streams()): what follows on that stream finds it done.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "optim/optimizer.h"
+
+namespace overspill {
+
+class Model {
+ public:
+  virtual ~Model() = default;
+
+  // x, y, dx and dy are activations, [tokens, hidden], as wide as the plan's activation_bytes.
+  // Weights and sums are a layer's flattened parameters. Tokens and results are the host's memory.
+
+  virtual void embed(const void* weights, const int32_t* tokens, void* y) const = 0;
+  /// Sums into the embedding's gradient; `first` zeroes it before.
+  virtual void embed_backward(const int32_t* tokens, const void* dy, float* sums,
+                              bool first) const = 0;
+  /// One block: x -> y.
+  virtual void block(uint32_t layer, const void* weights, const void* x, void* y) const = 0;
+  /// dy becomes dx; gradients of trainable tensors add up in `sums` (float32; the rest is zeroed
+  /// when `first`). `sums` is null where the whole layer is frozen.
+  virtual void block_backward(uint32_t layer, const void* weights, const void* x, void* dy,
+                              float* sums, bool first) const = 0;
+
+  struct Head {
+    const void* weights;    ///< final norm [, output projection]
+    const void* embedding;  ///< the output projection when tied, else null
+    float* sums;            ///< null for evaluation, and when all of the head is frozen
+    float* embedding_sums;  ///< when tied and the embedding trains
+    bool first;             ///< sums (and embedding_sums) start from zero
+  };
+  /// *total = negative log-likelihood summed over the micro-batch's tokens. Unless dx is null, it
+  /// receives scale * gradient, and sums add up the weights'.
+  virtual void loss(const Head& head, const void* x, const int32_t* targets, float scale, void* dx,
+                    double* total) const = 0;
+
+  /// *total = the squares of a layer's gradient sums, trainable tensor by tensor in float64, of its
+  /// parameters [begin, end), whose first `sums` points to.
+  virtual void square_sum(uint32_t layer, const float* sums, uint64_t begin, uint64_t end,
+                          double* total) const = 0;
+  /// Sets a matrix's sums over rows and columns to those of its elements among [begin, end).
+  virtual void factored_sums(const float* sums, uint64_t begin, uint64_t end,
+                             const FactoredMatrix& matrix,
+                             const FactoredMoments& moments) const = 0;
+  /// Rounds to bf16. `gradient` may be `sums`.
+  virtual void round_gradient(const float* sums, uint16_t* gradient, uint64_t size) const = 0;
+  /// update_chunk() on the device's memory.
+  virtual void update(const OptimizerSettings& settings, const UpdateStep& step,
+                      const UpdateChunk& chunk, std::span<const UpdateRun> runs,
+                      bool moments_zero) const = 0;
+};
+
+}  // namespace overspill

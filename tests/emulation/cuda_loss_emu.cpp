@@ -1,0 +1,4 @@
+// Emulated: cuda_loss.cu.
+#include "tests/emulation/kernel_emulation.h"
+// The kernels come after what they are translated to.
+#include "engine/model/cuda_loss.cu"

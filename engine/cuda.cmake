@@ -34,7 +34,7 @@ if(OVERSPILL_NVCC AND NOT OVERSPILL_CUDA STREQUAL "OFF" AND NOT OVERSPILL_SANITI
   add_library(overspill_cuda STATIC ${CUDA_SOURCES})
   # In place of the options for g++.
   set_target_properties(overspill_cuda PROPERTIES COMPILE_OPTIONS
-    "-O3;-lineinfo;-Werror=all-warnings;-Xcompiler=-Wall,-Wextra,-Werror")
+    "-lineinfo;-Werror=all-warnings;-Xcompiler=-Wall,-Wextra,-Werror")
   target_link_libraries(overspill_cuda PRIVATE overspill_engine)
   message(STATUS "GPU kernels: ${CMAKE_CUDA_COMPILER}, for ${CMAKE_CUDA_ARCHITECTURES}")
 else()

@@ -41,6 +41,7 @@ __device__ inline uint64_t statistic(const Shape& s, uint64_t t, int head) {
 template <int kCount, int kDim, int kPitch, class T>
 __device__ void load_rows(const Head<const T>& head, const Shape& s, uint64_t first,
                           float (&to)[kCount][kPitch]) {
+#pragma unroll 4
   for (int i = threadIdx.x; i < kCount * kDim; i += kThreads) {
     const int r = i / kDim, c = i % kDim;
     const bool inside = first + r < s.sequence_len && c < s.dim;
@@ -122,7 +123,7 @@ struct Forward {
 /// A block is 16 queries of a head: blockIdx is (queries, head, sequence). The last queries, which
 /// see the most keys, start first.
 template <int kDim, class T>
-__global__ void __launch_bounds__(kThreads, 4) attend(Forward<T> a) {
+__global__ void __launch_bounds__(kThreads, 3) attend(Forward<T> a) {
   OVERSPILL_SHARED(float, queries, [kRows][kDim]);
   OVERSPILL_SHARED(float, tile, [kTile][kDim + 1]);  // of keys, then of values
   OVERSPILL_SHARED(float, weights, [kRows][kTile]);
@@ -192,7 +193,7 @@ __global__ void __launch_bounds__(kThreads) row_deltas(Backward<T> a, uint64_t r
 
 /// dq of 16 queries of a head, as attend.
 template <int kDim, class T>
-__global__ void __launch_bounds__(kThreads, 4) query_gradient(Backward<T> a) {
+__global__ void __launch_bounds__(kThreads, 3) query_gradient(Backward<T> a) {
   OVERSPILL_SHARED(float, queries, [kRows][kDim]);
   OVERSPILL_SHARED(float, d_out, [kRows][kDim]);
   OVERSPILL_SHARED(float, tile, [kTile][kDim + 1]);  // of values, then of keys
@@ -241,7 +242,7 @@ __global__ void __launch_bounds__(kThreads, 4) query_gradient(Backward<T> a) {
 /// dk and dv of 16 keys of a key-value head: blockIdx is (keys, kv_head, sequence). Sums over the
 /// heads that share it, in order.
 template <int kDim, class T>
-__global__ void __launch_bounds__(kThreads, 4) key_value_gradient(Backward<T> a) {
+__global__ void __launch_bounds__(kThreads, 3) key_value_gradient(Backward<T> a) {
   OVERSPILL_SHARED(float, keys, [kRows][kDim]);
   OVERSPILL_SHARED(float, values, [kRows][kDim]);
   OVERSPILL_SHARED(float, tile, [kTile][kDim + 1]);  // of queries, of d_o, of queries again

@@ -13,6 +13,7 @@ function(add_mutant name source kernel filter from to)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${source})
   add_executable(mutant_${name} cuda_${kernel}_emu.cpp)
   target_include_directories(mutant_${name} BEFORE PRIVATE ${directory})
+  target_compile_options(mutant_${name} PRIVATE -w)
   # Its definitions come before the library's, whose object for the same kernels is not taken then.
   target_link_libraries(mutant_${name} PRIVATE overspill_kernel_tests overspill_emulated_kernels
                         GTest::gtest_main)
@@ -30,68 +31,68 @@ set(ATTENTION_TESTS *AttentionKernels*)
 
 # Missing barriers: reads before writes, and writes before reads.
 add_mutant(sum_read_early ${VECTOR} norm ${NORM_TESTS}
-  [[  block_barrier();
-  T sum = partial[0];]] [[  T sum = partial[0];]])
+  [=[  block_barrier();
+  T sum = partial[0];]=] [=[  T sum = partial[0];]=])
 add_mutant(sum_overwritten ${VECTOR} norm ${NORM_TESTS}
-  [[  block_barrier();  // the next call must not overwrite what is still read
-]] "")
+  [=[  block_barrier();  // the next call must not overwrite what is still read
+]=] "")
 add_mutant(narrow_unordered ${ELEMENTWISE} elementwise ${ELEMENTWISE_TESTS}
-  [[  block_barrier();
-]] "")
+  [=[  block_barrier();
+]=] "")
 add_mutant(tile_overwritten ${ATTENTION} attention ${ATTENTION_TESTS}
-  [[    share(p, weights);
+  [=[    share(p, weights);
     block_barrier();
-    load_rows<kTile, kDim>(head_of(a.v]] [[    share(p, weights);
-    load_rows<kTile, kDim>(head_of(a.v]])
+    load_rows<kTile, kDim>(head_of(a.v]=] [=[    share(p, weights);
+    load_rows<kTile, kDim>(head_of(a.v]=])
 add_mutant(tile_read_early ${ATTENTION} attention ${ATTENTION_TESTS}
-  [[    block_barrier();
+  [=[    block_barrier();
     add_weighted<kDim>(weights, tile, sums);
     block_barrier();
   }
-  const Head<T> out = head_of(a.o]] [[    add_weighted<kDim>(weights, tile, sums);
+  const Head<T> out = head_of(a.o]=] [=[    add_weighted<kDim>(weights, tile, sums);
     block_barrier();
   }
-  const Head<T> out = head_of(a.o]])
+  const Head<T> out = head_of(a.o]=])
 add_mutant(weights_overwritten ${ATTENTION} attention ${ATTENTION_TESTS}
-  [[  warp_barrier();  // the last weights are read
-]] "")
+  [=[  warp_barrier();  // the last weights are read
+]=] "")
 add_mutant(weights_read_early ${ATTENTION} attention ${ATTENTION_TESTS}
-  [[weights[first + r][lane] = mine[r];
-  warp_barrier();]] [[weights[first + r][lane] = mine[r];]])
+  [=[weights[first + r][lane] = mine[r];
+  warp_barrier();]=] [=[weights[first + r][lane] = mine[r];]=])
 
 # Threads that leave before a barrier; blocks that race.
 add_mutant(early_return engine/model/cuda_loss.cu loss *LossKernels*
-  [[  const float row_maximum]] [[  if (maximum == -INFINITY) return;
-  const float row_maximum]])
+  [=[  const float row_maximum]=] [=[  if (maximum == -INFINITY) return;
+  const float row_maximum]=])
 add_mutant(narrow_races ${ELEMENTWISE} elementwise ${ELEMENTWISE_TESTS}
-  [[size - begin < begin ? size : 2 * begin]] [[size]])
+  [=[size - begin < begin ? size : 2 * begin]=] [=[size]=])
 add_mutant(chains_race engine/model/cuda_embedding.cu embedding *EmbeddingKernels*
-  [[(links[first] & kHasEarlier) != 0 || i >= d]] [[i >= d]])
+  [=[(links[first] & kHasEarlier) != 0 || i >= d]=] [=[i >= d]=])
 
 # Out of bounds, of shared and of global memory.
 add_mutant(shared_beyond ${VECTOR} norm ${NORM_TESTS}
-  [[for (int i = 1; i < kThreads / kWarp; ++i) sum]] [[for (int i = 1; i <= kThreads / kWarp; ++i) sum]])
+  [=[for (int i = 1; i < kThreads / kWarp; ++i) sum]=] [=[for (int i = 1; i <= kThreads / kWarp; ++i) sum]=])
 add_mutant(global_beyond ${VECTOR} elementwise ${ELEMENTWISE_TESTS}
-  [[i + kWidth <= end]] [[i < end]])
+  [=[i + kWidth <= end]=] [=[i < end]=])
 add_mutant(rows_beyond engine/model/cuda_reduction.cu reduction *ReductionKernels*
-  [[end = begin + part < rows ? begin + part : rows]] [[end = begin + part]])
+  [=[end = begin + part < rows ? begin + part : rows]=] [=[end = begin + part]=])
 add_mutant(sequence_beyond ${ATTENTION} attention ${ATTENTION_TESTS}
-  [[    if (t < s.sequence_len) store_row]] [[    store_row]])
+  [=[    if (t < s.sequence_len) store_row]=] [=[    store_row]=])
 
 # Tails that are lost or counted twice.
 add_mutant(tail_lost ${VECTOR} elementwise ${ELEMENTWISE_TESTS}
-  [[j < end; ++j]] [[j + 1 < end; ++j]])
+  [=[j < end; ++j]=] [=[j + 1 < end; ++j]=])
 add_mutant(causal_off_by_one ${ATTENTION} attention ${ATTENTION_TESTS}
-  [[key0 + lane <= query0 + warp_row + r ? p[r]]] [[key0 + lane < query0 + warp_row + r ? p[r]]])
+  [=[key0 + lane <= query0 + warp_row + r ? p[r]]=] [=[key0 + lane < query0 + warp_row + r ? p[r]]=])
 
 # Reductions of the wrong size, order or precision.
 add_mutant(sum_lacks_a_warp ${VECTOR} norm ${NORM_TESTS}
-  [[for (int i = 1; i < kThreads / kWarp; ++i) sum]] [[for (int i = 2; i < kThreads / kWarp; ++i) sum]])
+  [=[for (int i = 1; i < kThreads / kWarp; ++i) sum]=] [=[for (int i = 2; i < kThreads / kWarp; ++i) sum]=])
 add_mutant(warp_lacks_lanes ${VECTOR} loss *LossKernels*
-  [[mask /= 2) value += ]] [[mask /= 4) value += ]])
+  [=[mask /= 2) value += ]=] [=[mask /= 4) value += ]=])
 add_mutant(group_lacks_a_head ${ATTENTION} attention ${ATTENTION_TESTS}
-  [[head < (kv_head + 1) * group; ++head]] [[head <= kv_head * group; ++head]])
+  [=[head < (kv_head + 1) * group; ++head]=] [=[head <= kv_head * group; ++head]=])
 add_mutant(squares_in_float32 engine/model/cuda_reduction.cu reduction *ReductionKernels*
-  [[static_cast<double>(value[j]) * value[j]]] [[value[j] * value[j]]])
+  [=[static_cast<double>(value[j]) * value[j]]=] [=[value[j] * value[j]]=])
 add_mutant(update_reordered optim/cuda_update.cu update *UpdateKernels*
-  [[exact_mul(exact_mul(a.one_minus_beta2, g), g)]] [[exact_mul(a.one_minus_beta2, exact_mul(g, g))]])
+  [=[exact_mul(exact_mul(a.one_minus_beta2, g), g)]=] [=[exact_mul(a.one_minus_beta2, exact_mul(g, g))]=])

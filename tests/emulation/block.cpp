@@ -16,9 +16,6 @@
 
 #if defined(OVERSPILL_EMULATION_ADDRESS)
 #include <sanitizer/asan_interface.h>
-#else
-#define ASAN_POISON_MEMORY_REGION(address, bytes) ((void)(address), (void)(bytes))
-#define ASAN_UNPOISON_MEMORY_REGION(address, bytes) ((void)(address), (void)(bytes))
 #endif
 
 namespace overspill::emulation {
@@ -32,6 +29,18 @@ constexpr std::byte kPoison{0xff};  ///< NaN in every floating format
 constexpr uint64_t kSwitchesPerShuffle = 128;
 
 thread_local Block* running = nullptr;
+
+/// Accesses by kernels, to AddressSanitizer. Its macros are empty in a file that it does not watch.
+void forbid([[maybe_unused]] const std::byte* bytes, [[maybe_unused]] size_t count) {
+#if defined(OVERSPILL_EMULATION_ADDRESS)
+  __asan_poison_memory_region(bytes, count);
+#endif
+}
+void allow([[maybe_unused]] const std::byte* bytes, [[maybe_unused]] size_t count) {
+#if defined(OVERSPILL_EMULATION_ADDRESS)
+  __asan_unpoison_memory_region(bytes, count);
+#endif
+}
 
 /// Not memset, which the sanitizers watch.
 void poison(std::byte* bytes, size_t count) {
@@ -50,7 +59,7 @@ Block::Block() {
 }
 
 Block::~Block() {
-  ASAN_UNPOISON_MEMORY_REGION(arena_, kArenaBytes);
+  allow(arena_, kArenaBytes);
   munmap(arena_, kArenaBytes);
   std::free(orderings_);
 }
@@ -87,7 +96,7 @@ void Block::start(const Launch& launch, const uint3& index, uint64_t seed) {
     mmap(arena_, kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
          0);
   }
-  ASAN_POISON_MEMORY_REGION(arena_, kArenaBytes);
+  forbid(arena_, kArenaBytes);
   if (launch.shared_bytes > 0) shared(&launch, launch.shared_bytes);
 }
 
@@ -246,7 +255,7 @@ std::byte* Block::shared(const void* key, size_t bytes) {
     report(fmt::format("{} bytes of shared memory, of {}", total, kSharedLimit), {});
   }
   if (end > kArenaBytes) std::abort();
-  ASAN_UNPOISON_MEMORY_REGION(arena_ + offset, bytes);
+  allow(arena_ + offset, bytes);
   poison(arena_ + offset, end - offset);
   arrays_.push_back({key, offset, bytes});
   used_ = end;

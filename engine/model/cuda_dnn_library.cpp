@@ -1,0 +1,101 @@
+// dlopen and dlsym.
+#include "engine/model/cuda_dnn_library.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include "engine/base/error.h"
+
+namespace overspill::cuda {
+namespace {
+
+// Plans for the attention graphs, without the padding that older versions need for a sequence that
+// is no multiple of 128.
+constexpr size_t kOldestVersion = 91600;
+
+std::string version_text(size_t version) {
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+std::string last_dl_error() {
+  const char* text = dlerror();
+  return text ? text : "no reason given";
+}
+
+}  // namespace
+
+std::optional<DnnLibrary> open_dnn_library(std::string& refusal) {
+  const char* chosen = std::getenv("OVERSPILL_CUDNN_LIBRARY");
+  const bool named = chosen && *chosen;
+  const std::string path = named ? chosen : "libcudnn.so.9";
+  void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!handle) {
+    refusal = fmt::format(
+        "cannot open cuDNN, which attention on tensor cores comes from: {}; install it (\"pip "
+        "install nvidia-cudnn-cu13\" or NVIDIA's apt package libcudnn9-cuda-13) and put its folder "
+        "on LD_LIBRARY_PATH, or set OVERSPILL_CUDNN_LIBRARY to the path of libcudnn.so.9",
+        last_dl_error());
+    if (named) fail(ErrorCode::invalid_config, "OVERSPILL_CUDNN_LIBRARY={}: {}", path, refusal);
+    return std::nullopt;
+  }
+  const auto resolve = [&]<class F>(F*& function, const char* name) {
+    function = reinterpret_cast<F*>(dlsym(handle, name));
+    if (function) return;
+    fail(ErrorCode::invalid_config,
+         "{} has no function {}: it is no cuDNN of version {} or later; install a newer one or set "
+         "OVERSPILL_CUDNN_LIBRARY to its path",
+         path, name, version_text(kOldestVersion));
+  };
+  DnnLibrary library{};
+  resolve(library.version, "cudnnGetVersion");
+  const size_t version = library.version();
+  if (version < kOldestVersion) {
+    fail(ErrorCode::invalid_config,
+         "{} is cuDNN {}, version {} or later is needed; install a newer one or set "
+         "OVERSPILL_CUDNN_LIBRARY to its path",
+         path, version_text(version), version_text(kOldestVersion));
+  }
+  resolve(library.status_text, "cudnnGetErrorString");
+  resolve(library.last_error, "cudnnGetLastErrorString");
+  resolve(library.create, "cudnnCreate");
+  resolve(library.destroy, "cudnnDestroy");
+  resolve(library.set_stream, "cudnnSetStream");
+  resolve(library.create_descriptor, "cudnnBackendCreateDescriptor");
+  resolve(library.destroy_descriptor, "cudnnBackendDestroyDescriptor");
+  resolve(library.set_attribute, "cudnnBackendSetAttribute");
+  resolve(library.get_attribute, "cudnnBackendGetAttribute");
+  resolve(library.finalize, "cudnnBackendFinalize");
+  resolve(library.execute, "cudnnBackendExecute");
+  return library;
+}
+
+std::string dnn_error_text(const DnnLibrary& library, cudnnStatus_t status) {
+  char last[512] = {};
+  library.last_error(last, sizeof last);
+  return fmt::format("{} ({}){}{}", library.status_text(status), static_cast<int>(status),
+                     *last ? ": " : "", last);
+}
+
+void check_dnn(const DnnLibrary& library, cudnnStatus_t status, const char* doing) {
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  fail(ErrorCode::io, "cuDNN cannot {}: {}", doing, dnn_error_text(library, status));
+}
+
+DnnHandle::DnnHandle(const DnnLibrary& library) : library_(&library) {
+  check_dnn(library, library.create(&handle_), "make a context on the GPU");
+}
+
+DnnHandle::~DnnHandle() {
+  if (handle_) library_->destroy(handle_);
+}
+
+DnnHandle::DnnHandle(DnnHandle&& other) noexcept
+    : library_(other.library_), handle_(std::exchange(other.handle_, nullptr)) {}
+
+void DnnHandle::set_stream(cudaStream_t stream) const {
+  check_dnn(*library_, library_->set_stream(handle_, stream), "take a stream");
+}
+
+}  // namespace overspill::cuda

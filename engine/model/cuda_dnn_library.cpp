@@ -72,10 +72,12 @@ std::optional<DnnLibrary> open_dnn_library(std::string& refusal) {
 }
 
 std::string dnn_error_text(const DnnLibrary& library, cudnnStatus_t status) {
-  char last[512] = {};
-  library.last_error(last, sizeof last);
+  char text[512] = {};
+  library.last_error(text, sizeof text);
+  std::string last = text;
+  last.erase(last.find_last_not_of(" \n") + 1);
   return fmt::format("{} ({}){}{}", library.status_text(status), static_cast<int>(status),
-                     *last ? ": " : "", last);
+                     last.empty() ? "" : ": ", last);
 }
 
 void check_dnn(const DnnLibrary& library, cudnnStatus_t status, const char* doing) {

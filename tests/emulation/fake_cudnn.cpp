@@ -429,6 +429,10 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
   if (task->workspace_bytes > 0 && !task->workspace) return bad("no workspace");
   const std::string error = take_arguments(task->program, given, task->arguments);
   if (!error.empty()) return bad(error);
+  if (uses_memory(task->program, task->arguments, task->workspace,
+                  static_cast<uint64_t>(task->workspace_bytes))) {
+    return bad("the workspace overlaps a tensor");
+  }
   if (fails_next.exchange(false)) return wrong(CUDNN_STATUS_EXECUTION_FAILED, "told to fail");
   ++executions;
   if (const FakeCudnnEnqueue enqueue = enqueue_hook) {

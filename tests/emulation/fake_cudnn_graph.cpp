@@ -22,6 +22,15 @@ uint64_t count(const FakeTensor& tensor) {
   return product;
 }
 
+/// From the first to the last, with the gaps between them.
+uint64_t elements_spanned(const FakeTensor& tensor) {
+  uint64_t size = 1;
+  for (int axis = 0; axis < 4; ++axis) {
+    size += static_cast<uint64_t>((tensor.extents[axis] - 1) * tensor.strides[axis]);
+  }
+  return size;
+}
+
 /// Calls f(dense index, offset by strides) for all elements.
 template <class F>
 void each(const FakeExtents& extents, const FakeExtents& strides, const F& f) {
@@ -42,7 +51,7 @@ struct Broadcast {
   Broadcast(const FakeExtents& small, const FakeExtents& large) {
     int64_t stride = 1;
     for (int axis = 3; axis >= 0; --axis) {
-      group[axis] = large[axis] / small[axis];
+      group[axis] = std::max<int64_t>(1, large[axis] / small[axis]);
       strides[axis] = small[axis] == 1 ? 0 : stride;
       stride *= small[axis];
     }
@@ -147,11 +156,7 @@ class Run {
   /// The same memory with other extents and strides.
   void reshape(const FakeOperation& operation) {
     const Dense from = read(operation.x);
-    uint64_t size = 1;
-    for (int axis = 0; axis < 4; ++axis) {
-      size += static_cast<uint64_t>((operation.x.extents[axis] - 1) * operation.x.strides[axis]);
-    }
-    Dense memory(size), to(count(operation.y));
+    Dense memory(elements_spanned(operation.x)), to(count(operation.y));
     each(operation.x.extents, operation.x.strides,
          [&](uint64_t index, int64_t at) { memory[static_cast<uint64_t>(at)] = from[index]; });
     each(operation.y.extents, operation.y.strides,
@@ -293,6 +298,22 @@ std::string wrong_in(const FakeProgram& program) {
     }
   }
   return "";
+}
+
+bool uses_memory(const FakeProgram& program, const FakeArguments& arguments, const void* memory,
+                 uint64_t bytes) {
+  const auto from = reinterpret_cast<uintptr_t>(memory);
+  for (const FakeOperation& operation : program) {
+    for (const FakeTensor* tensor :
+         {&operation.x, &operation.y, operation.b ? &*operation.b : nullptr}) {
+      if (!tensor || !arguments.memory.contains(tensor->id)) continue;
+      const uint64_t size =
+          elements_spanned(*tensor) * (tensor->type == CUDNN_DATA_BFLOAT16 ? 2 : 4);
+      const auto at = reinterpret_cast<uintptr_t>(arguments.memory.at(tensor->id));
+      if (at < from + bytes && from < at + size) return true;
+    }
+  }
+  return false;
 }
 
 void run_fake_program(const FakeProgram& program, const FakeArguments& arguments) {

@@ -46,6 +46,10 @@ struct FakeArguments {
   std::map<int64_t, float> numbers;
 };
 
+/// Whether a tensor of the program lies in this memory too.
+bool uses_memory(const FakeProgram& program, const FakeArguments& arguments, const void* memory,
+                 uint64_t bytes);
+
 void run_fake_program(const FakeProgram& program, const FakeArguments& arguments);
 
 }  // namespace overspill

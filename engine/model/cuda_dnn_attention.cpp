@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "engine/base/error.h"
@@ -14,6 +13,9 @@ namespace {
 
 constexpr uint64_t kAlignment = 256;
 constexpr uint64_t kBf16Bytes = 2;
+// Its exponential is 0 beside any score. Finite, and far from overflow: kernels scale it, and
+// subtract it from itself where a tile has no other scores.
+constexpr float kMasked = -0x1p30f;
 
 uint64_t aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -125,15 +127,13 @@ uint64_t DnnAttention::backward_parts() const {
 void DnnAttention::forward(const DnnHandle& handle, const DnnAttentionInput& input, void* o,
                            float* lse, void* workspace) const {
   CHECK(is_aligned(workspace, kAlignment));
-  // Finite: a tile without any kept score would otherwise subtract infinities.
-  const float masked = std::numeric_limits<float>::lowest();
   std::vector<DnnArgument> arguments = {{kIdQ, bf16_at(input.q, 0)},
                                         {kIdK, bf16_at(input.k, 0)},
                                         {kIdV, bf16_at(input.v, 0)},
                                         {kIdO, bf16_at(o, 0)},
                                         {kIdLse, lse},
                                         {kIdScale, &scale_},
-                                        {kIdMasked, &masked}};
+                                        {kIdMasked, &kMasked}};
   if (windowed()) {
     arguments.push_back({kIdWindow, &window_});
   }
@@ -143,7 +143,7 @@ void DnnAttention::forward(const DnnHandle& handle, const DnnAttentionInput& inp
 void DnnAttention::backward(const DnnHandle& handle, const DnnAttentionInput& input,
                             const DnnAttentionGradient& gradient, void* workspace) const {
   CHECK(is_aligned(workspace, kAlignment));
-  const float masked = std::numeric_limits<float>::lowest(), one = 1.0f;
+  const float one = 1.0f;
   std::byte* const row_sums = static_cast<std::byte*>(workspace);
   std::byte* const sums = row_sums + row_sums_bytes(part_);
   std::byte* const rest = sums + sums_bytes(part_, options_.deterministic);
@@ -166,7 +166,7 @@ void DnnAttention::backward(const DnnHandle& handle, const DnnAttentionInput& in
           {kIdRowSums, row_sums},
           {kIdScale, &scale_},
           {kIdOne, &one},
-          {kIdMasked, &masked}};
+          {kIdMasked, &kMasked}};
       if (!options_.deterministic) arguments.push_back({kIdSums, sums});
       if (windowed()) arguments.push_back({kIdWindow, &window_});
       backward_.execute(handle, arguments, rest);

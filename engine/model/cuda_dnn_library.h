@@ -9,7 +9,7 @@
 
 namespace overspill::cuda {
 
-/// The functions of the backend API that are used.
+/// The functions of the backend API that are used. It outlives all that is made with it.
 struct DnnLibrary {
   decltype(&cudnnGetVersion) version;
   decltype(&cudnnGetErrorString) status_text;

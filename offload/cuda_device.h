@@ -1,0 +1,57 @@
+// NVIDIA GPUs: what there is, and one of them as a Device. One process uses one GPU. Without CUDA
+// in the build all of this is there and says so (offload/no_cuda.cpp); CUDA's headers are not
+// needed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "offload/device.h"
+
+namespace overspill {
+
+struct CudaGpu {
+  uint32_t index;  ///< as CUDA counts them, after CUDA_VISIBLE_DEVICES
+  std::string name;
+  uint64_t memory_bytes;
+  uint32_t capability_major, capability_minor;
+  std::string pci;              ///< "0000:01:00.0", in lower case
+  std::vector<uint32_t> peers;  ///< indices of GPUs whose memory it reaches directly
+
+  bool operator==(const CudaGpu&) const = default;
+};
+
+struct CudaGpus {
+  std::vector<CudaGpu> gpus;
+  std::string absence;  ///< why there is none, and what to do; empty where there are some
+};
+
+/// Starts no context, so takes no memory of GPUs. Throws Error(io) when CUDA fails.
+CudaGpus cuda_devices();
+
+/// The GPU of a rank by its number on this host (LOCAL_RANK): the GPU of that number, or the only
+/// one where the launcher gives each rank its own by CUDA_VISIBLE_DEVICES. Throws
+/// Error(invalid_config) when there are too few.
+uint32_t gpu_of_local_rank(uint32_t local_rank);
+
+class CudaDevice : public Device {
+ public:
+  uint32_t gpu() const { return gpu_; }
+  /// The cudaStream_t for kernels and libraries; makes the GPU the calling thread's.
+  virtual void* native_stream(DeviceStream stream) = 0;
+
+ protected:
+  CudaDevice(std::string name, uint32_t gpu) : Device(std::move(name), false), gpu_(gpu) {}
+
+ private:
+  uint32_t gpu_;
+};
+
+/// Allocates all memory and streams of the run. Throws Error(not_found) without a GPU,
+/// Error(invalid_config) without this one, Error(does_not_fit) with the numbers when it has not so
+/// much memory free, Error(io) when CUDA fails.
+std::unique_ptr<CudaDevice> make_cuda_device(uint64_t bytes, uint32_t gpu);
+
+}  // namespace overspill

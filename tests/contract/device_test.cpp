@@ -3,12 +3,12 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstring>
 #include <future>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "offload/cuda_device.h"
@@ -97,15 +97,22 @@ INSTANTIATE_TEST_SUITE_P(Devices, DeviceContract,
 class Gate {
  public:
   Gate(Device& device, DeviceStream stream) { device.launch_host_function(stream, wait, this); }
-  ~Gate() { open(); }
+  ~Gate() {
+    open();
+    passed_.get_future().wait();
+  }
   void open() {
-    if (!opened_.exchange(true)) promise_.set_value();
+    if (!std::exchange(is_open_, true)) opened_.set_value();
   }
 
  private:
-  static void wait(void* gate) { static_cast<Gate*>(gate)->promise_.get_future().wait(); }
-  std::promise<void> promise_;
-  std::atomic<bool> opened_ = false;
+  static void wait(void* argument) {
+    auto& gate = *static_cast<Gate*>(argument);
+    gate.opened_.get_future().wait();
+    gate.passed_.set_value();
+  }
+  bool is_open_ = false;
+  std::promise<void> opened_, passed_;
 };
 
 TEST_P(DeviceContract, MemoryStartsAsZero) {

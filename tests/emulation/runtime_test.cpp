@@ -3,10 +3,10 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstring>
 #include <future>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/emulation/fake_runtime.h"
@@ -75,17 +75,27 @@ struct PinnedMemory {
 };
 
 /// Holds a stream until it is opened.
-struct Gate {
+class Gate {
+ public:
   explicit Gate(Stream& stream) {
     EXPECT_EQ(cudaLaunchHostFunc(stream.handle, wait, this), cudaSuccess);
   }
-  ~Gate() { open(); }
-  void open() {
-    if (!opened.exchange(true)) promise.set_value();
+  ~Gate() {
+    open();
+    passed_.get_future().wait();
   }
-  static void wait(void* gate) { static_cast<Gate*>(gate)->promise.get_future().wait(); }
-  std::promise<void> promise;
-  std::atomic<bool> opened = false;
+  void open() {
+    if (!std::exchange(is_open_, true)) opened_.set_value();
+  }
+
+ private:
+  static void wait(void* argument) {
+    auto& gate = *static_cast<Gate*>(argument);
+    gate.opened_.get_future().wait();
+    gate.passed_.set_value();
+  }
+  bool is_open_ = false;
+  std::promise<void> opened_, passed_;
 };
 
 TEST_P(FakeRuntime, AStreamWorksInOrder) {
@@ -272,6 +282,49 @@ TEST_P(FakeRuntime, WithoutADriverOrDeviceTheCountIsLeftAlone) {
   configure({.devices = 0});
   EXPECT_EQ(cudaGetDeviceCount(&count), cudaErrorNoDevice);
   EXPECT_EQ(count, 77);
+}
+
+/// Two streams pass a page on; whether it arrived whole.
+bool passes_on(uint64_t seed, bool with_wait) {
+  const FakeCudaSettings settings{.seed = seed, .max_delay_us = 500};
+  fake_cuda_configure(&settings);
+  const DeviceMemory device(4096);
+  const PinnedMemory host(4096);
+  Stream first, second;
+  Event written;
+  cudaMemsetAsync(device.begin, 7, 4096, first.handle);
+  cudaEventRecord(written.handle, first.handle);
+  if (with_wait) cudaStreamWaitEvent(second.handle, written.handle, 0);
+  cudaMemcpyAsync(host.begin, device.begin, 4096, cudaMemcpyDeviceToHost, second.handle);
+  cudaStreamSynchronize(second.handle);
+  return host.begin[0] == 7 && host.begin[4095] == 7;
+}
+
+TEST(FakeRuntimeMutants, AMissingWaitGivesWrongBytesWithSomeSeeds) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer would report the race";
+#endif
+  int wrong = 0;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    EXPECT_TRUE(passes_on(seed, true));
+    wrong += !passes_on(seed, false);
+  }
+  EXPECT_GT(wrong, 0);
+}
+
+// Also where the bytes come out right: only the wait orders the streams for ThreadSanitizer.
+TEST(FakeRuntimeMutants, AMissingWaitIsADataRace) {
+#if !defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "built without ThreadSanitizer";
+#endif
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_TRUE(passes_on(1, true));
+  EXPECT_DEATH(
+      {
+        for (uint64_t seed = 1; seed <= 3; ++seed) passes_on(seed, false);
+        std::exit(0);
+      },
+      "data race");
 }
 
 TEST(FakeRuntimeDeathTest, TheHostCannotTouchProtectedDeviceMemory) {

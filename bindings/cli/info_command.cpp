@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/utsname.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -18,6 +19,7 @@
 #include "engine/base/units.h"
 #include "nvme/async_io.h"
 #include "offload/cpu_plan.h"
+#include "offload/cuda_device.h"
 #include "offload/drive_locality.h"
 #include "offload/topology.h"
 
@@ -32,6 +34,7 @@ constexpr const char* kMemlockCure =
 struct Report {
   Machine machine;
   CpuPlan cpus;  ///< of a run that has the machine to itself
+  CudaGpus cuda;
   std::map<std::string, std::vector<std::string>> mounts;  ///< by drive name
   std::string kernel;
   std::string io_backend;
@@ -99,12 +102,28 @@ std::string read_kernel() {
   return fmt::format("{} {} {}", name.sysname, name.release, name.machine);
 }
 
+CudaGpus find_cuda_gpus(bool here) {
+  if (!here) return {.gpus = {}, .absence = "not asked: the description is another host's"};
+  try {
+    return cuda_devices();
+  } catch (const Error& error) {
+    return {.gpus = {}, .absence = error.what()};
+  }
+}
+
+/// -1 when unknown.
+int node_of_gpu(const Machine& machine, const CudaGpu& gpu) {
+  const auto found = std::ranges::find(machine.gpus, gpu.pci, &Gpu::pci);
+  return found == machine.gpus.end() ? -1 : found->numa_node;
+}
+
 Report gather() {
   Report report;
   report.machine = read_machine();
   const bool here = report.machine.is_this_system;
   report.cpus =
       plan_cpus(report.machine, {.allowed = here ? allowed_cpus() : std::vector<uint32_t>{}});
+  report.cuda = find_cuda_gpus(here);
   report.mounts = read_mounts(report.machine.drives);
   report.kernel = read_kernel();
   report.io_backend = describe_io_backend();
@@ -177,6 +196,15 @@ std::string compute_text(const CpuPlan& plan) {
       plan.pinned ? "kept on" : "free on", lists);
 }
 
+std::string cuda_text(const Machine& machine, const CudaGpu& gpu) {
+  std::string text =
+      fmt::format("{:<2} {:<12} {:<13}  {}, {}, compute capability {}.{}", gpu.index, gpu.pci,
+                  node_text(node_of_gpu(machine, gpu)), gpu.name, format_bytes(gpu.memory_bytes),
+                  gpu.capability_major, gpu.capability_minor);
+  if (gpu.peers.empty()) return text;
+  return fmt::format("{}, reaches memory of GPU {}", text, fmt::join(gpu.peers, ", "));
+}
+
 void print_machine(const Report& report) {
   const Machine& machine = report.machine;
   print_row("cpu", fmt::format("{}, {} cores, {} threads", or_unknown(machine.cpu_model),
@@ -201,6 +229,11 @@ void print_machine(const Report& report) {
     print_row(std::exchange(name, ""),
               fmt::format("{:<12} {:<13}  {}", gpu.pci, node_text(gpu.numa_node), gpu.name));
   }
+  name = "cuda gpus";
+  if (report.cuda.gpus.empty()) print_row(name, "none: " + report.cuda.absence);
+  for (const CudaGpu& gpu : report.cuda.gpus) {
+    print_row(std::exchange(name, ""), cuda_text(machine, gpu));
+  }
 }
 
 void print_text(const Report& report) {
@@ -219,6 +252,22 @@ using Json = nlohmann::ordered_json;
 
 Json text_json(const std::string& text) { return text.empty() ? Json() : Json(text); }
 
+Json cuda_json(const Report& report) {
+  Json gpus = Json::array();
+  for (const CudaGpu& gpu : report.cuda.gpus) {
+    const int node = node_of_gpu(report.machine, gpu);
+    gpus.push_back(
+        {{"index", gpu.index},
+         {"name", gpu.name},
+         {"pci", gpu.pci},
+         {"numa_node", node < 0 ? Json() : Json(node)},
+         {"memory_bytes", gpu.memory_bytes},
+         {"compute_capability", fmt::format("{}.{}", gpu.capability_major, gpu.capability_minor)},
+         {"peers", gpu.peers}});
+  }
+  return {{"gpus", gpus}, {"absence", text_json(report.cuda.absence)}};
+}
+
 Json report_json(const Report& report) {
   Json machine = machine_json(report.machine);
   for (Json& drive : machine["drives"]) {
@@ -234,6 +283,7 @@ Json report_json(const Report& report) {
   machine["io_cpus"] = cpu_list(report.cpus.io_cpus());
   const bool unlimited = report.memlock_bytes == UINT64_MAX;
   return {{"machine", machine},
+          {"cuda", cuda_json(report)},
           {"kernel", report.kernel},
           {"io_backend", report.io_backend},
           {"io_uring_features", report.io_uring_features},

@@ -61,8 +61,12 @@ class Gpu final : public CudaDevice {
 
  private:
   cudaStream_t at(DeviceStream stream) const { return streams_[static_cast<size_t>(stream)]; }
-  /// CUDA keeps the GPU in use for each thread.
-  void use() { cuda_check(cuda_, cuda_.cudaSetDevice(static_cast<int>(gpu())), "use {}", where_); }
+  /// CUDA keeps the GPU in use for each thread. When it is lost, the call that follows says so, and
+  /// what it was to do.
+  void use() {
+    const cudaError_t status = cuda_.cudaSetDevice(static_cast<int>(gpu()));
+    if (!cuda_error_is_sticky(status)) cuda_check(cuda_, status, "use {}", where_);
+  }
   void make_streams();
   void allocate(uint64_t bytes);
   void release() noexcept;

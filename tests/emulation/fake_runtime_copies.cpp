@@ -111,7 +111,10 @@ cudaError_t put_copy(void* to, const void* from, size_t bytes, cudaMemcpyKind ki
   if (!stream) return keep(cudaErrorInvalidResourceHandle);
   if (!check_copy(to, from, bytes, kind, pageable, "called")) return keep(cudaErrorInvalidValue);
   point = put(stream, [=] {
-    if (check_copy(to, from, bytes, kind, pageable, "begun")) std::memmove(to, from, bytes);
+    if (!check_copy(to, from, bytes, kind, pageable, "begun")) return;
+    note_read(from, bytes);
+    note_write(to, bytes);
+    std::memmove(to, from, bytes);
   });
   return cudaSuccess;
 }
@@ -228,7 +231,10 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t 
       return keep(cudaErrorInvalidValue);
     }
   }
-  PointPtr point = put(own, [=] { std::memset(memory, value, bytes); });
+  PointPtr point = put(own, [=] {
+    note_write(memory, bytes);
+    std::memset(memory, value, bytes);
+  });
   const Quiet quiet;
   point.reset();
   return cudaSuccess;

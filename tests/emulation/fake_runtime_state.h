@@ -36,6 +36,9 @@ class Quiet {
 /// another. Outside of Quiet scopes.
 void publish(void* key);
 void receive(void* key);
+/// Accesses for ThreadSanitizer, which may be told to pass over memcpy and memset.
+void note_read(const void* begin, size_t bytes);
+void note_write(void* begin, size_t bytes);
 
 /// The end of one piece of work.
 struct Point {

@@ -13,6 +13,8 @@ void AnnotateIgnoreReadsBegin(const char*, int);
 void AnnotateIgnoreReadsEnd(const char*, int);
 void AnnotateIgnoreWritesBegin(const char*, int);
 void AnnotateIgnoreWritesEnd(const char*, int);
+void __tsan_read_range(void*, unsigned long);
+void __tsan_write_range(void*, unsigned long);
 }
 #endif
 
@@ -31,11 +33,17 @@ Quiet::~Quiet() {
 }
 void publish(void* key) { __tsan_release(key); }
 void receive(void* key) { __tsan_acquire(key); }
+void note_read(const void* begin, size_t bytes) {
+  __tsan_read_range(const_cast<void*>(begin), bytes);
+}
+void note_write(void* begin, size_t bytes) { __tsan_write_range(begin, bytes); }
 #else
 Quiet::Quiet() = default;
 Quiet::~Quiet() = default;
 void publish(void*) {}
 void receive(void*) {}
+void note_read(const void*, size_t) {}
+void note_write(void*, size_t) {}
 #endif
 
 namespace {

@@ -13,6 +13,9 @@
 namespace overspill {
 namespace {
 
+/// Of a GPU's memory: kernels' code is loaded at their first launch, and libraries have buffers.
+constexpr uint64_t kKeptPart = 64;
+
 class CudaEvent final : public DeviceEvent {
  public:
   explicit CudaEvent(const CudaLibrary& cuda) : cuda_(cuda) {
@@ -118,16 +121,18 @@ void Gpu::allocate(uint64_t bytes) {
   if (bytes == 0) return;
   size_t free = 0, total = 0;
   cuda_check(cuda_, cuda_.cudaMemGetInfo(&free, &total), "read the free memory of {}", where_);
+  const uint64_t kept = total / kKeptPart;
   void* memory = nullptr;
   const cudaError_t status =
-      bytes > free ? cudaErrorMemoryAllocation : cuda_.cudaMalloc(&memory, bytes);
+      bytes + kept > free ? cudaErrorMemoryAllocation : cuda_.cudaMalloc(&memory, bytes);
   if (status == cudaErrorMemoryAllocation) {
     cuda_.cudaGetLastError();
-    fail(ErrorCode::does_not_fit,
-         "device memory: the run needs {} in one piece on {}, which has {} free of {}; lower "
-         "offload.device_memory so that more lives in host memory, or end other programs on the "
-         "GPU (see `nvidia-smi`)",
-         format_bytes(bytes), where_, format_bytes(free), format_bytes(total));
+    fail(
+        ErrorCode::does_not_fit,
+        "device memory: the run needs {} in one piece, and {} for CUDA's own use, on {}, which has "
+        "{} free of {}; lower offload.device_memory so that more lives in host memory, or end "
+        "other programs on the GPU (see `nvidia-smi`)",
+        format_bytes(bytes), format_bytes(kept), where_, format_bytes(free), format_bytes(total));
   }
   cuda_check(cuda_, status, "allocate {} bytes on {}", bytes, where_);
   set_memory({static_cast<std::byte*>(memory), bytes});

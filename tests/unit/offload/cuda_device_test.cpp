@@ -112,7 +112,10 @@ TEST_F(CudaDeviceTest, RefusesMoreMemoryThanIsFree) {
   const Error error = error_of([] { make_cuda_device(768 * kKiB, 0); });
   EXPECT_EQ(error.code(), ErrorCode::does_not_fit);
   expect_contains(error.what(), {"device memory", "768.00 KiB", "GPU 0 (Fake GPU 0)",
-                                 "512.00 KiB free of 1.00 MiB", "offload.device_memory"});
+                                 "16.00 KiB for CUDA's own use", "512.00 KiB free of 1.00 MiB",
+                                 "offload.device_memory"});
+  EXPECT_EQ(error_of([] { make_cuda_device(500 * kKiB, 0); }).code(), ErrorCode::does_not_fit);
+  make_cuda_device(496 * kKiB, 0);
   // Free, but not in one piece.
   fail_call("cudaMalloc", kMemoryAllocation);
   EXPECT_EQ(error_of([] { make_cuda_device(kKiB, 0); }).code(), ErrorCode::does_not_fit);

@@ -9,9 +9,13 @@
 
 #include "tests/emulation/fake_runtime.h"
 
+#if !defined(OVERSPILL_FAKE_CUDART)
+#define OVERSPILL_FAKE_CUDART ""
+#endif
+
 namespace overspill::test {
 
-/// Whether the build has the fake: it needs CUDA's headers. OVERSPILL_FAKE_CUDART is empty else.
+/// Whether the build has the fake: it needs CUDA's headers.
 inline bool fake_cuda_is_built() { return std::string(OVERSPILL_FAKE_CUDART) != ""; }
 
 /// A function that the fake adds to CUDA's. Makes the engine open the fake.

@@ -123,8 +123,8 @@ void Gpu::allocate(uint64_t bytes) {
   cuda_check(cuda_, cuda_.cudaMemGetInfo(&free, &total), "read the free memory of {}", where_);
   const uint64_t kept = total / kKeptPart;
   void* memory = nullptr;
-  const cudaError_t status =
-      bytes + kept > free ? cudaErrorMemoryAllocation : cuda_.cudaMalloc(&memory, bytes);
+  const cudaError_t status = free < kept || bytes > free - kept ? cudaErrorMemoryAllocation
+                                                                : cuda_.cudaMalloc(&memory, bytes);
   if (status == cudaErrorMemoryAllocation) {
     cuda_.cudaGetLastError();
     fail(

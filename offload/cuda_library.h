@@ -6,19 +6,19 @@
 
 namespace overspill {
 
-#define OVERSPILL_CUDA_FUNCTIONS(F)                                                                \
-  F(cudaRuntimeGetVersion)                                                                         \
-  F(cudaDriverGetVersion) F(cudaGetDeviceCount) F(cudaGetDeviceProperties)                         \
-      F(cudaDeviceGetPCIBusId) F(cudaDeviceCanAccessPeer) F(cudaGetErrorName)                      \
-          F(cudaGetErrorString) F(cudaGetLastError) F(cudaSetDevice) F(cudaSetDeviceFlags)         \
-              F(cudaDeviceGetStreamPriorityRange) F(cudaMemGetInfo) F(cudaMalloc) F(cudaFree)      \
-                  F(cudaHostAlloc) F(cudaFreeHost) F(cudaHostRegister) F(cudaHostUnregister)       \
-                      F(cudaPointerGetAttributes) F(cudaStreamCreateWithPriority)                  \
-                          F(cudaStreamDestroy) F(cudaStreamQuery) F(cudaStreamSynchronize)         \
-                              F(cudaStreamWaitEvent) F(cudaLaunchHostFunc)                         \
-                                  F(cudaEventCreateWithFlags) F(cudaEventDestroy)                  \
-                                      F(cudaEventRecord) F(cudaEventQuery) F(cudaEventSynchronize) \
-                                          F(cudaMemcpy) F(cudaMemcpyAsync) F(cudaMemsetAsync)
+// clang-format off
+#define OVERSPILL_CUDA_FUNCTIONS(F)                                                    \
+  F(cudaRuntimeGetVersion) F(cudaDriverGetVersion) F(cudaGetDeviceCount)               \
+  F(cudaGetDeviceProperties) F(cudaDeviceGetPCIBusId) F(cudaDeviceCanAccessPeer)       \
+  F(cudaGetErrorName) F(cudaGetErrorString) F(cudaGetLastError)                        \
+  F(cudaSetDevice) F(cudaSetDeviceFlags) F(cudaDeviceGetStreamPriorityRange)           \
+  F(cudaMemGetInfo) F(cudaMalloc) F(cudaFree) F(cudaHostAlloc) F(cudaFreeHost)         \
+  F(cudaHostRegister) F(cudaHostUnregister) F(cudaPointerGetAttributes)                \
+  F(cudaStreamCreateWithPriority) F(cudaStreamDestroy) F(cudaStreamQuery)              \
+  F(cudaStreamSynchronize) F(cudaStreamWaitEvent) F(cudaLaunchHostFunc)                \
+  F(cudaEventCreateWithFlags) F(cudaEventDestroy) F(cudaEventRecord) F(cudaEventQuery) \
+  F(cudaEventSynchronize) F(cudaMemcpy) F(cudaMemcpyAsync) F(cudaMemsetAsync)
+// clang-format on
 
 /// Functions by their own names: cuda.cudaMalloc(...).
 struct CudaLibrary {

@@ -1,4 +1,5 @@
-// Ctrl-C and SIGTERM as a flag that long commands look at. A second one ends the process at once.
+// Ctrl-C and SIGTERM as a flag that long commands look at. A second one ends the process at once,
+// unless it comes within 2 seconds: launchers pass on what may have reached all of their processes.
 #pragma once
 
 #include <atomic>

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -37,12 +38,14 @@ class Child {
   };
   struct Options {
     std::optional<size_t> cpus;  ///< run on only so many of the CPUs that this process may use
+    std::string program = OVERSPILL_BINARY;  ///< with no slash: looked for in PATH
+    std::vector<std::string> environment{};  ///< NAME=value, or NAME to take it away
   };
 
   Child(const fs::path& directory, const std::vector<std::string>& arguments,
         const Options& options)
       : stem_(directory / ("child-" + std::to_string(++counter()))) {
-    std::vector<std::string> words = {OVERSPILL_BINARY};
+    std::vector<std::string> words = {options.program}, variables = options.environment;
     words.insert(words.end(), arguments.begin(), arguments.end());
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
@@ -55,7 +58,8 @@ class Child {
     const int to_out = open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     const int to_err = open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     if (dup2(to_out, 1) < 0 || dup2(to_err, 2) < 0) _exit(126);
-    execv(argv[0], argv.data());
+    for (std::string& variable : variables) putenv(variable.data());
+    execvp(argv[0], argv.data());
     _exit(127);
   }
   ~Child() {
@@ -69,6 +73,7 @@ class Child {
   void send(int signal) const {
     if (pid_ > 0) ::kill(pid_, signal);
   }
+  pid_t process() const { return pid_; }
   std::string out() const { return bytes_of_file(stem_ + ".out"); }
 
   /// Waits until the condition holds; false when the child ended or the time is over.

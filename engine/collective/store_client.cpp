@@ -134,7 +134,7 @@ void StoreClient::send(FrameKind kind, std::string body) {
 }
 
 void StoreClient::throw_if_over(const std::string& action) const {
-  if (failure_) fail(ErrorCode::rank_lost, "{}: {}", action, failure_->what);
+  if (failure_) throw Error(ErrorCode::rank_lost, failure_->what);
   if (server_done_) fail(ErrorCode::rank_lost, "{}: rank 0, which keeps it, has ended", action);
 }
 

@@ -206,7 +206,10 @@ TEST(Rendezvous, TheFirstFailureReachesAll) {
     rendezvous.get("never set", milliseconds(5000));
   });
   EXPECT_EQ(calls, 3);
-  for (const std::string& error : errors) EXPECT_TRUE(contains(error, "out of memory"));
+  for (const std::string& error : errors) {
+    EXPECT_TRUE(contains(error, "out of memory"));
+    EXPECT_EQ(error.find("never set"), std::string::npos) << "what it waited for is no news";
+  }
 }
 
 TEST(Rendezvous, NamesThePortInUse) {

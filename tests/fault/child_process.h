@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -74,6 +75,12 @@ class Child {
     if (pid_ > 0) ::kill(pid_, signal);
   }
   pid_t process() const { return pid_; }
+  bool ended() {
+    if (pid_ <= 0) return true;
+    if (waitpid(pid_, &status_, WNOHANG) != pid_) return false;
+    pid_ = -1;
+    return true;
+  }
   std::string out() const { return bytes_of_file(stem_ + ".out"); }
 
   /// Waits until the condition holds; false when the child ended or the time is over.
@@ -112,17 +119,10 @@ class Child {
   }
 
  private:
-  static int& counter() {
-    static int count = 0;
+  static std::atomic<int>& counter() {
+    static std::atomic<int> count = 0;
     return count;
   }
-  bool ended() {
-    if (pid_ <= 0) return true;
-    if (waitpid(pid_, &status_, WNOHANG) != pid_) return false;
-    pid_ = -1;
-    return true;
-  }
-
   std::string stem_;
   pid_t pid_ = -1;
   int status_ = 0;

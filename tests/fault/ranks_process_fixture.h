@@ -8,7 +8,6 @@
 
 #include <chrono>
 #include <cstdlib>
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -44,12 +43,12 @@ class RanksProcessTest : public TrainingTest {
   /// By the command's own launcher.
   std::unique_ptr<Child> launch(uint32_t ranks, const std::string& output,
                                 const Words& sets = {}) const {
-    return start_program(OVERSPILL_BINARY, train_words(output, sets, ranks));
+    return start_program(OVERSPILL_BINARY, train_words(output, sets, ranks), {mark(output)});
   }
   /// Some program, in an environment without any launcher's variables but these.
   std::unique_ptr<Child> start_program(const std::string& program, const Words& words,
                                        const Words& environment = {}) const {
-    Words variables = {mark()};
+    Words variables = {mark("any")};
     for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
                              "MASTER_PORT", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"}) {
       variables.emplace_back(name);
@@ -59,14 +58,16 @@ class RanksProcessTest : public TrainingTest {
         root_, words, Child::Options{.cpus = {}, .program = program, .environment = variables});
   }
 
-  /// Processes of this test by number, each with its environment.
-  std::map<pid_t, std::string> processes() const {
-    std::map<pid_t, std::string> found;
+  /// Processes that work for the output, or for any.
+  std::vector<pid_t> processes(const std::string& output = "") const {
+    std::vector<pid_t> found;
+    std::string wanted = mark(output);
+    if (output.empty()) wanted.pop_back();
     for (const auto& entry : fs::directory_iterator("/proc")) {
       const std::string name = entry.path().filename();
       if (name.find_first_not_of("0123456789") != std::string::npos) continue;
       const std::string environment = bytes_of_file(entry.path() / "environ");
-      if (has_variable(environment, mark())) found[std::atoi(name.c_str())] = environment;
+      if (environment.find(wanted) != std::string::npos) found.push_back(std::atoi(name.c_str()));
     }
     return found;
   }
@@ -81,14 +82,13 @@ class RanksProcessTest : public TrainingTest {
     return 0;
   }
   /// Processes end a moment after who waits for them has been told.
-  void expect_nobody_left(double seconds = 1) const {
-    for (double waited = 0; waited < seconds && !processes().empty(); waited += 0.01) {
+  void expect_nobody_left(const std::string& output = "", double seconds = 1) const {
+    for (double waited = 0; waited < seconds && !processes(output).empty(); waited += 0.01) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
-    for (const auto& [process, environment] : processes()) {
-      ADD_FAILURE() << "process " << process
-                    << " is left: " << bytes_of_file(fmt::format("/proc/{}/cmdline", process))
-                    << " " << bytes_of_file(fmt::format("/proc/{}/stat", process));
+    for (const pid_t process : processes(output)) {
+      ADD_FAILURE() << "process " << process << " of " << output
+                    << " is left: " << bytes_of_file(fmt::format("/proc/{}/stat", process));
       kill(process, SIGKILL);
     }
   }
@@ -131,7 +131,9 @@ class RanksProcessTest : public TrainingTest {
   static bool has_variable(const std::string& environment, const std::string& variable) {
     return ('\0' + environment).find('\0' + variable + '\0') != std::string::npos;
   }
-  std::string mark() const { return "OVERSPILL_TEST_MARK=" + root_.string(); }
+  std::string mark(const std::string& output) const {
+    return fmt::format("OVERSPILL_TEST_MARK={}/{}/", root_.string(), output);
+  }
 };
 
 }  // namespace overspill::test

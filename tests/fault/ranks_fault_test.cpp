@@ -1,0 +1,164 @@
+// A rank, or the launcher, that is killed, stopped or crashes at a random moment of a whole run:
+// the command ends in time, names it, leaves no process; the last checkpoint goes on to the same
+// bits.
+#include <atomic>
+#include <thread>
+
+#include "engine/base/random.h"
+#include "tests/fault/ranks_process_fixture.h"
+
+namespace overspill::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint32_t kRanks = 4;
+constexpr double kRankTimeout = kSanitized ? 20 : 4, kGrace = 10, kSlack = kSanitized ? 20 : 4;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// What comes over a run, and when.
+struct Fault {
+  uint64_t seed = 0;
+  int signal = SIGKILL;
+  bool launcher = false;  ///< it, or the rank
+  uint32_t rank = 0;
+  double moment = 0;  ///< seconds after the start
+
+  static Fault of_seed(uint64_t seed, double duration) {
+    constexpr int kSignals[] = {SIGKILL, SIGSEGV, SIGSTOP, SIGKILL};
+    const uint64_t kind = random_below(seed, 0, 4);
+    return {.seed = seed,
+            .signal = kSignals[kind],
+            .launcher = kind == 3,
+            .rank = static_cast<uint32_t>(random_below(seed, 1, kRanks)),
+            .moment = duration * static_cast<double>(random_below(seed, 2, 1000)) / 1000};
+  }
+  std::string name() const {
+    return fmt::format("seed {}: signal {} to {} after {:.3f} s", seed, signal,
+                       launcher ? "the launcher" : fmt::format("rank {}", rank), moment);
+  }
+};
+
+class RanksFault : public RanksProcessTest {
+ protected:
+  static constexpr uint32_t kSteps = 12;
+
+  Words sets(const std::string& output, const Words& more = {}) const {
+    Words sets = {fmt::format("max_steps={}", kSteps), "save_steps=2", "logging_steps=1000",
+                  fmt::format("rank_timeout={}", kRankTimeout),
+                  "offload.nvme_paths=[" + (root_ / (output + "-nvme")).string() + "]"};
+    sets.insert(sets.end(), more.begin(), more.end());
+    return sets;
+  }
+  std::unique_ptr<Child> begin(const std::string& output, const Words& more = {}) const {
+    return launch(kRanks, output, sets(output, more));
+  }
+  /// An undisturbed run.
+  void run_reference() {
+    const auto start = Clock::now();
+    const Child::Result result = begin("reference")->wait();
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    duration_ = seconds_since(start);
+    reference_ = outcome("reference");
+  }
+  /// Continues a run to its end, which is the undisturbed one's.
+  void expect_resume(const std::string& output) const {
+    const Child::Result result = begin(output, {"resume_from_checkpoint=true"})->wait(60 + kSlack);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    expect_same(reference_, outcome(output));
+    for (const std::string& name : names_in(root_ / output)) {
+      EXPECT_FALSE(name.starts_with(".")) << name;
+    }
+    EXPECT_EQ(names_in(root_ / (output + "-nvme")), Words{});
+    expect_nobody_left(output);
+  }
+
+  /// False when there is nothing to strike yet, or any more.
+  static bool strike(const Fault& fault, Child& run) {
+    if (run.ended()) return false;
+    const pid_t victim = fault.launcher ? run.process() : rank_process(run.process(), fault.rank);
+    return victim > 0 && kill(victim, fault.signal) == 0;
+  }
+  /// One run under a fault; returns whether it was struck before it had ended.
+  bool try_fault(const Fault& fault) const {
+    SCOPED_TRACE(fault.name());
+    const std::string output = fmt::format("trial-{}", fault.seed);
+    const auto run = begin(output);
+    std::this_thread::sleep_for(std::chrono::duration<double>(fault.moment));
+    const bool struck = run->wait_until([&] { return strike(fault, *run); }, 1);
+    const auto moment = Clock::now();
+    const Child::Result result = run->wait();
+    const double seconds = seconds_since(moment);
+    EXPECT_LT(seconds, kRankTimeout + kGrace + kSlack) << result.err;
+    // Its process may have come to its end without having been waited for.
+    const bool finished = result.exit_code == 0;
+    EXPECT_TRUE(struck || finished) << result.err;
+    if (!finished && fault.launcher) {
+      EXPECT_EQ(result.signal, SIGKILL) << result.err;
+    } else if (!finished) {
+      expect_named(fault, result);
+    }
+    expect_nobody_left(output, fault.launcher ? kRankTimeout + kSlack : 1);
+    const fs::path latest = root_ / output / "latest";
+    if (fs::exists(latest)) open_checkpoint(latest);
+    if (!finished) expect_resume(output);
+    fs::remove_all(root_ / output);
+    fs::remove_all(root_ / (output + "-nvme"));
+    return !finished;
+  }
+  /// In the last line, and no other rank as the cause.
+  static void expect_named(const Fault& fault, const Child::Result& result) {
+    const std::string last = last_line(result.err);
+    if (fault.signal != SIGSTOP) {
+      EXPECT_EQ(result.exit_code, 128 + fault.signal) << result.err;
+      EXPECT_TRUE(last.starts_with(fmt::format("overspill: rank {} (process ", fault.rank)))
+          << last;
+      EXPECT_TRUE(has(last, fmt::format("was killed by signal {} ", fault.signal)));
+      return;
+    }
+    EXPECT_EQ(result.exit_code, 1) << result.err;
+    EXPECT_TRUE(
+        last.ends_with(fmt::format("; rank {} did not end within 10 s and was killed", fault.rank)))
+        << result.err;
+    const std::string cause = last.substr(last.find("rank_lost: ") + 11);
+    const size_t at = cause.find("cannot find rank 0");  // which had not got so far as to listen
+    EXPECT_TRUE((at == std::string::npos ? cause : cause.substr(at + 12))
+                    .starts_with(fmt::format("rank {} ", fault.rank)))
+        << result.err;
+  }
+
+  Outcome reference_;
+  double duration_ = 0;
+};
+
+TEST_F(RanksFault, AnyMomentOfARun) {
+  const char* more = std::getenv("OVERSPILL_FAULT_TRIALS");
+  const char* first = std::getenv("OVERSPILL_FAULT_SEED");
+  const uint64_t trials = more != nullptr ? std::stoull(more) : kSanitized ? 8 : 40;
+  const uint64_t first_seed = first != nullptr ? std::stoull(first) : 1;
+  ASSERT_NO_FATAL_FAILURE(run_reference());
+  std::vector<Fault> faults[2];  // those of stopped ranks, which take long and little, and others
+  for (uint64_t seed = first_seed; seed < first_seed + trials; ++seed) {
+    const Fault fault = Fault::of_seed(seed, 2 * duration_);
+    faults[fault.signal == SIGSTOP].push_back(fault);
+  }
+  std::atomic<size_t> next[2] = {0, 0}, struck = 0;
+  {
+    std::vector<std::jthread> workers;
+    for (const size_t kind : {0, 0, 0, 1, 1, 1, 1, 1}) {
+      workers.emplace_back([&, kind] {
+        for (size_t i; (i = next[kind]++) < faults[kind].size();) {
+          struck += try_fault(faults[kind][i]);
+          if (HasFatalFailure()) return;
+        }
+      });
+    }
+  }
+  EXPECT_GT(struck * 2, trials) << "most runs were over before their fault";
+}
+
+}  // namespace
+}  // namespace overspill::test

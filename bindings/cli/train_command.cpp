@@ -3,6 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+#include <cmath>
+
 #include "bindings/cli/stop_signal.h"
 #include "engine/base/log.h"
 #include "engine/collective/launcher.h"
@@ -30,7 +33,8 @@ bool train(const TrainArguments& arguments, const TrainConfig& config, const Ran
   if (!ranks.first()) return report.interrupted;
   fmt::print("{}", describe_report(report, trainer.setup()));
   if (report.interrupted) {
-    const std::string again = arguments.ranks > 0 ? fmt::format(" --ranks {}", ranks.size()) : "";
+    const bool launched = arguments.ranks > 0 || ranks.identity().launcher == "overspill";
+    const std::string again = launched ? fmt::format(" --ranks {}", ranks.size()) : "";
     fmt::print("to go on       overspill train {}{} --set resume_from_checkpoint=true\n",
                arguments.config.string(), again);
   }
@@ -38,15 +42,18 @@ bool train(const TrainArguments& arguments, const TrainConfig& config, const Ran
 }
 
 /// This command once a rank.
-int start_ranks(const TrainArguments& arguments, const RankIdentity& identity) {
+int start_ranks(const TrainArguments& arguments, const TrainConfig& config,
+                const RankIdentity& identity) {
   if (identity.ranks > 1) {
     fail(ErrorCode::invalid_config,
          "--ranks {}: this process is one of {} ranks that {} has started; leave --ranks away, or "
          "start one process without a launcher",
          arguments.ranks, identity.ranks, identity.launcher);
   }
-  LaunchOptions launch{.ranks = arguments.ranks,
-                       .command = {"/proc/self/exe", "train", arguments.config.string()}};
+  LaunchOptions launch{
+      .ranks = arguments.ranks,
+      .command = {"/proc/self/exe", "train", arguments.config.string()},
+      .patience = std::chrono::milliseconds(std::llround(config.rank_timeout * 1e3))};
   for (const std::string& word : arguments.overrides) {
     launch.command.insert(launch.command.end(), {"--set", word});
   }
@@ -67,7 +74,7 @@ int run_train(const TrainArguments& arguments) {
     dump(config, ranks_meant);
     return 0;
   }
-  if (launches) return start_ranks(arguments, identity);
+  if (launches) return start_ranks(arguments, config, identity);
   Ranks ranks(identity, ranks_options(config));
   try {
     const CpuBinding bound = bind_rank(config, ranks);

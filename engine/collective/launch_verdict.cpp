@@ -3,8 +3,11 @@
 #include "engine/collective/launch_verdict.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <signal.h>
 #include <string.h>
+
+#include <algorithm>
 
 namespace overspill {
 namespace {
@@ -27,20 +30,21 @@ bool stopped_on_request(const RankOutcome& outcome, int interrupt) {
 }
 
 std::string killed_text(const std::vector<RankOutcome>& outcomes, std::chrono::milliseconds grace) {
-  std::string ranks;
-  size_t count = 0;
+  std::vector<uint32_t> ranks;
   for (const RankOutcome& outcome : outcomes) {
-    if (!outcome.killed_by_launcher) continue;
-    ranks += fmt::format("{}{}", count++ == 0 ? "" : ", ", outcome.rank);
+    if (outcome.killed_by_launcher) ranks.push_back(outcome.rank);
   }
-  if (count == 0) return {};
-  return fmt::format("; {} {} did not end within {:g} s and {} killed",
-                     count == 1 ? "rank" : "ranks", ranks,
-                     static_cast<double>(grace.count()) / 1000, count == 1 ? "was" : "were");
+  if (ranks.empty()) return {};
+  std::sort(ranks.begin(), ranks.end());
+  const bool one = ranks.size() == 1;
+  return fmt::format("; {} {} did not end within {:g} s and {} killed", one ? "rank" : "ranks",
+                     fmt::join(ranks, ", "), static_cast<double>(grace.count()) / 1000,
+                     one ? "was" : "were");
 }
 
 std::string cause_text(const RankOutcome& cause) {
   std::string text = fmt::format("overspill: rank {} (process {}) ", cause.rank, cause.process);
+  if (cause.killed_by_launcher) return text + "hangs or is stopped, while others ended well";
   std::string_view line = cause.last_line;
   if (line.starts_with(kCommand)) line.remove_prefix(kCommand.size());
   if (cause.signal != 0) {

@@ -165,9 +165,9 @@ class Launch {
                          .signal = end.signal,
                          .killed_by_launcher = killed_[rank] && end.signal == SIGKILL,
                          .last_line = process.last_error_line()});
-    // Ranks that were asked to stop may take their time over the last checkpoint.
-    const bool as_asked = interrupt_ != 0 && end.exit_code == kInterrupted;
-    if (end.failed() && !as_asked && !deadline_) deadline_ = Clock::now() + options_.grace;
+    auto deadline = Clock::now() + options_.grace;
+    if (!end.failed() || end.exit_code == kInterrupted) deadline += options_.patience;
+    deadline_ = std::min(deadline_.value_or(deadline), deadline);
   }
 
   void kill_all() {

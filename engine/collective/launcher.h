@@ -13,6 +13,9 @@ struct LaunchOptions {
   std::vector<std::string> command;  ///< program and arguments, the same for every rank
   /// After a rank has failed, for the others to end by themselves; then they are killed.
   std::chrono::milliseconds grace{10000};
+  /// After a rank has ended well, for the others to do so before the grace begins: they end
+  /// together, so one that hangs or is stopped then is missed by nobody else.
+  std::chrono::milliseconds patience{60000};
 };
 
 /// Runs the command once a rank, with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,

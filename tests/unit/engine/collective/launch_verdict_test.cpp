@@ -61,6 +61,21 @@ TEST(LaunchVerdict, AStoppedRankIsNamedByThoseWhoMissIt) {
             "process 12): its connection closed; rank 2 did not end within 10 s and was killed");
 }
 
+TEST(LaunchVerdict, ARankThatHangsAtTheEndIsTheCause) {
+  const LaunchVerdict verdict = judge({exited(1, 0), exited(2, 0), killed(0, SIGKILL, true)});
+  EXPECT_EQ(verdict.exit_code, 137);
+  EXPECT_EQ(verdict.text,
+            "overspill: rank 0 (process 10) hangs or is stopped, while others ended well; rank 0 "
+            "did not end within 10 s and was killed");
+}
+
+TEST(LaunchVerdict, KilledRanksAreListedInOrder) {
+  const LaunchVerdict verdict =
+      judge({exited(1, 2, "overspill: io: x"), killed(2, SIGKILL, true), killed(0, SIGKILL, true)});
+  EXPECT_TRUE(verdict.text.ends_with("; ranks 0, 2 did not end within 10 s and were killed"))
+      << verdict.text;
+}
+
 TEST(LaunchVerdict, InterruptedRunsEndWith130) {
   EXPECT_EQ(judge({exited(0, 130), exited(1, 130)}).exit_code, 130);
   EXPECT_EQ(judge({exited(0, 130), killed(1, SIGTERM)}, SIGTERM).exit_code, 130);

@@ -149,6 +149,20 @@ TEST_F(Launcher, KillsWhoDoesNotEndInTime) {
   EXPECT_TRUE(contains(verdict(), "did not end within 0.2 s and were killed"));
 }
 
+TEST_F(Launcher, KillsWhoIsLeftWhenOthersHaveEndedWell) {
+  ForkedRank launcher =
+      start({.ranks = 3,
+             .command = {"/bin/sh", "-c", "if [ $RANK = 1 ]; then kill -STOP $$; fi"},
+             .grace = milliseconds(200),
+             .patience = milliseconds(300)});
+  const auto begin = Clock::now();
+  EXPECT_EQ(launcher.wait(milliseconds(20000)).text, "137");
+  EXPECT_GE(Clock::now() - begin, milliseconds(400));
+  EXPECT_LT(Clock::now() - begin, milliseconds(5000));
+  EXPECT_TRUE(contains(verdict(), "overspill: rank 1 (process "));
+  EXPECT_TRUE(contains(verdict(), ") hangs or is stopped, while others ended well"));
+}
+
 TEST_F(Launcher, NamesACommandThatIsNotThere) {
   ForkedRank launcher = start({.ranks = 2, .command = {"/no/such/program"}});
   EXPECT_EQ(launcher.wait(milliseconds(20000)).text, "127");

@@ -8,9 +8,9 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "engine/base/log.h"
 #include "engine/base/thread.h"
 #include "engine/collective/gloo_collective.h"
+#include "engine/collective/rank_output.h"
 
 namespace overspill {
 namespace {
@@ -18,6 +18,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kNewsDelay{3000};  // a failed rank's report may come behind its connection's
+/// Before the launcher's grace is over: so that each rank says why it ends.
+constexpr milliseconds kLastResort{8000};
 
 /// A lost rank ends waits by the rendezvous' heartbeats. One that lives may load or save for long;
 /// this bounds what no heartbeat shows.
@@ -131,10 +133,12 @@ void Ranks::end_waits(const std::string& what) {
   if (closing_) return;
   last_resort_ = std::thread([this, what] {
     set_thread_name("last_resort");
-    constexpr auto kPatience = std::chrono::seconds(20);
     std::unique_lock wait(mutex_);
-    if (ended_.wait_for(wait, kPatience, [this] { return closing_; })) return;
-    write_log(LogLevel::error, fmt::format("{}; rank {} could not end in order", what, rank()));
+    if (ended_.wait_for(wait, kLastResort, [this] { return closing_; })) return;
+    // As the command ends: its launcher must not take this rank for the first cause.
+    const std::string line = fmt::format("overspill: {}: {}; rank {} could not end in order\n",
+                                         error_code_name(ErrorCode::rank_lost), what, rank());
+    write_to_standard_error(line);
     std::_Exit(1);
   });
 }

@@ -220,6 +220,7 @@ void Trainer::decide_update(StepOutcome& outcome, const StepResults& step) {
          "learning_rate or check the data, then resume from the last checkpoint",
          position_.step + 1, what, non_finite_in_row_, config.max_non_finite_steps);
   }
+  if (!ranks_.first()) return;  // all ranks skip it
   log_warning("step {}: non-finite {}: update skipped ({} in a row)", position_.step + 1, what,
               non_finite_in_row_);
 }

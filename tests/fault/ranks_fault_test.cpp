@@ -1,9 +1,14 @@
 // A rank, or the launcher, that is killed, stopped or crashes at a random moment of a whole run:
 // the command ends in time, names it, leaves no process; the last checkpoint goes on to the same
 // bits.
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
 #include <atomic>
 #include <thread>
 
+#include "engine/base/fd.h"
 #include "engine/base/random.h"
 #include "tests/fault/ranks_process_fixture.h"
 
@@ -119,6 +124,12 @@ class RanksFault : public RanksProcessTest {
       EXPECT_TRUE(has(last, fmt::format("was killed by signal {} ", fault.signal)));
       return;
     }
+    if (last.find("while others ended well") != std::string::npos) {
+      EXPECT_EQ(result.exit_code, 137) << result.err;
+      EXPECT_TRUE(last.starts_with(fmt::format("overspill: rank {} (process ", fault.rank)))
+          << last;
+      return;
+    }
     EXPECT_EQ(result.exit_code, 1) << result.err;
     EXPECT_TRUE(
         last.ends_with(fmt::format("; rank {} did not end within 10 s and was killed", fault.rank)))
@@ -158,6 +169,94 @@ TEST_F(RanksFault, AnyMomentOfARun) {
     }
   }
   EXPECT_GT(struck * 2, trials) << "most runs were over before their fault";
+}
+
+/// Ranks that a system call holds, here for a lock of their drive, cannot be woken.
+TEST_F(RanksFault, RanksThatCannotEndInOrderSayWhy) {
+  const fs::path drive = root_ / "out-nvme";
+  fs::create_directory(drive);
+  const Fd lock = open_file(drive, O_RDONLY | O_DIRECTORY);
+  ASSERT_EQ(flock(lock.get(), LOCK_EX), 0);
+  const auto run = begin("out");
+  struct stat status {};
+  ASSERT_EQ(fstat(lock.get(), &status), 0);
+  const std::string inode = fmt::format(":{} ", status.st_ino);
+  ASSERT_TRUE(run->wait_until([&] {
+    std::istringstream locks(bytes_of_file("/proc/locks"));
+    uint32_t waiting = 0;
+    for (std::string line; std::getline(locks, line);) {
+      waiting +=
+          line.find("-> FLOCK") != std::string::npos && line.find(inode) != std::string::npos;
+    }
+    return waiting == kRanks;
+  }));
+  kill(rank_process(run->process(), 2), SIGKILL);
+  const Child::Result result = run->wait();
+  EXPECT_EQ(result.exit_code, 137) << result.err;
+  EXPECT_TRUE(last_line(result.err).starts_with("overspill: rank 2 (process ")) << result.err;
+  EXPECT_EQ(result.err.find("did not end within"), std::string::npos) << result.err;
+  for (const int rank : {0, 1, 3}) {
+    EXPECT_TRUE(has(result.err, fmt::format("; rank {} could not end in order", rank)));
+  }
+  expect_nobody_left("out");
+}
+
+// ---- asked to stop ---------------------------------------------------------------------------
+
+class RanksStop : public RanksFault {
+ protected:
+  void SetUp() override {
+    RanksFault::SetUp();
+    ASSERT_NO_FATAL_FAILURE(run_reference());
+  }
+  /// A run that was asked to stop: all its ranks after the same step, which is saved.
+  void expect_stopped(Child& run, const std::string& output) const {
+    const Child::Result result = run.wait();
+    EXPECT_EQ(result.exit_code, 130) << result.err;
+    EXPECT_EQ(result.err.find("overspill: "), std::string::npos) << result.err;
+    EXPECT_EQ(count_of(result.out, "interrupted after "), 1u) << result.out;
+    EXPECT_TRUE(has(result.out, "--ranks 4 --set resume_from_checkpoint=true"));
+    const Json last = metrics_of(root_ / output).back();
+    EXPECT_EQ(last.at("interrupted"), true);
+    EXPECT_EQ(open_checkpoint(root_ / output / "latest").position.step,
+              last.at("step").get<uint64_t>());
+    expect_nobody_left(output);
+    expect_resume(output);
+  }
+};
+
+TEST_F(RanksStop, AnInterruptOfTheLauncherStopsAllAfterOneStep) {
+  const auto run = begin("out");
+  ASSERT_TRUE(wait_for_line(*run, "out", 2)) << run->wait().err;
+  run->send(SIGINT);
+  expect_stopped(*run, "out");
+}
+
+TEST_F(RanksStop, ATerminatedRankStopsAllAfterOneStep) {
+  const auto run = begin("out");
+  ASSERT_TRUE(wait_for_line(*run, "out", 2)) << run->wait().err;
+  kill(rank_process(run->process(), 2), SIGTERM);
+  expect_stopped(*run, "out");
+}
+
+/// As a service manager does; each rank then has one signal of it and one of the launcher.
+TEST_F(RanksStop, ASignalToTheWholeTreeStopsAllAfterOneStep) {
+  const auto run = begin("out");
+  ASSERT_TRUE(wait_for_line(*run, "out", 2)) << run->wait().err;
+  for (const pid_t process : processes("out")) kill(process, SIGTERM);
+  expect_stopped(*run, "out");
+}
+
+TEST_F(RanksStop, ASecondInterruptOfTheLauncherKillsTheRanks) {
+  const auto run = begin("out", {"gradient_accumulation_steps=20000", "rank_timeout=60"});
+  ASSERT_TRUE(run->wait_until([&] { return fs::exists(root_ / "out" / "metrics.jsonl"); }));
+  run->send(SIGINT);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_FALSE(run->ended());
+  run->send(SIGINT);
+  const Child::Result result = run->wait(10);
+  EXPECT_EQ(result.exit_code, 130) << result.err;
+  expect_nobody_left("out");
 }
 
 }  // namespace

@@ -51,6 +51,9 @@ std::string describe_report(const RunReport& report, const RunSetup& setup) {
     text += fmt::format("eval_loss      {:.4f} -> {:.4f}\n", report.first_eval_loss,
                         report.last_eval_loss);
   }
+  if (o.world() > 1) {
+    text += fmt::format("ranks          {}; what follows is rank 0's part\n", describe_sharing(o));
+  }
   text += fmt::format("state of {} parameters lived in\n", format_count(setup.model.parameters()));
   text += state_line(layout, PageKind::weight, "weights");
   text += state_line(layout, PageKind::optimizer, "optimizer");

@@ -68,6 +68,7 @@ TEST_F(RanksLaunch, OwnLauncherOfOneTwoAndFourRanks) {
     // Only the first rank speaks to people.
     EXPECT_EQ(count_of(result.out, "step 1/3 "), 1u) << result.out;
     EXPECT_EQ(count_of(result.out, "finished after 3 steps"), 1u) << result.out;
+    EXPECT_EQ(count_of(result.out, "what follows is rank 0's part"), ranks > 1 ? 1u : 0u);
     EXPECT_EQ(result.out.find("[rank"), std::string::npos) << result.out;
     std::istringstream lines(result.err);
     for (std::string line; std::getline(lines, line);) {

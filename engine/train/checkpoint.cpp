@@ -92,6 +92,18 @@ std::optional<uint64_t> checkpoint_step(const fs::path& path) {
   return step;
 }
 
+/// Of the highest step. A run that has ended before it named its first checkpoint leaves one.
+std::optional<fs::path> unnamed_checkpoint(const fs::path& output_dir) {
+  std::optional<fs::path> found;
+  std::error_code none_yet;
+  for (const auto& entry : fs::directory_iterator(output_dir, none_yet)) {
+    const auto step = checkpoint_step(entry.path());
+    if (!step || !fs::exists(entry.path() / kManifest)) continue;
+    if (!found || *step > *checkpoint_step(*found)) found = entry.path();
+  }
+  return found;
+}
+
 /// Puts a complete checkpoint in its place. An older one of the same step, which `latest` may name,
 /// is there until the very moment the new one is.
 void move_into_place(const fs::path& temporary, const fs::path& target) {
@@ -244,7 +256,7 @@ Checkpoint open_checkpoint(const fs::path& directory, const Ranks& ranks) {
 
 std::optional<fs::path> latest_checkpoint(const fs::path& output_dir) {
   const fs::path link = output_dir / "latest";
-  if (!fs::exists(fs::symlink_status(link))) return {};
+  if (!fs::exists(fs::symlink_status(link))) return unnamed_checkpoint(output_dir);
   if (!fs::exists(link)) {
     // Starting over in silence would throw the trained steps away.
     fail(ErrorCode::not_found,

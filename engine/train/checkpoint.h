@@ -46,7 +46,8 @@ struct Checkpoint {
 /// Verifies sizes and checksums, each rank those of some files. Error(invalid_file) names the file
 /// and what to do.
 Checkpoint open_checkpoint(const std::filesystem::path& directory, const Ranks& ranks = Ranks());
-/// The checkpoint that output_dir/latest names, if any.
+/// The checkpoint that output_dir/latest names; where there is no link the one of the highest step,
+/// if any.
 std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& output_dir);
 /// Fills all pages from the checkpoint.
 void load_checkpoint(PageStore& store, const Checkpoint& checkpoint);

@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kNewsDelay{3000};  // a failed rank's report may come behind its connection's
 /// Before the launcher's grace is over: so that each rank says why it ends.
-constexpr milliseconds kLastResort{8000};
+constexpr milliseconds kLastResort{5000};
 
 /// A lost rank ends waits by the rendezvous' heartbeats. One that lives may load or save for long;
 /// this bounds what no heartbeat shows.

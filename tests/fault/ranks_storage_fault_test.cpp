@@ -1,7 +1,6 @@
 // What one rank of a run alone meets: a drive that fails, a full disk, a damaged file, values that
 // are not finite. All ranks come to the same end.
-#include <atomic>
-#include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "engine/model/safetensors.h"
@@ -60,10 +59,12 @@ TEST_F(RanksStorageFault, ADriveOfOneRankThatFailsEndsAll) {
   EXPECT_EQ(one.exit_code, 1) << one.err;
   EXPECT_TRUE(has(last_line(one.err), "overspill: io: "));
   EXPECT_TRUE(has(last_line(one.err), (root_ / "small").string() + "/overspill-"));
-  EXPECT_TRUE(has(last_line(one.err), "Input/output error"));
+  // An I/O error, or the zeros of the page in which the file ends, which its checksum finds.
+  const bool zeros = last_line(one.err).find("fail their checksum") != std::string::npos;
+  EXPECT_TRUE(zeros || has(last_line(one.err), "Input/output error"));
   // The other one's cause is the same, with its place.
   EXPECT_TRUE(has(last_line(zero.err), "overspill: rank_lost: rank 1 (host "));
-  EXPECT_TRUE(has(last_line(zero.err), "Input/output error"));
+  EXPECT_TRUE(has(last_line(zero.err), last_line(one.err).substr(std::strlen("overspill: "))));
   EXPECT_GE(whole_checkpoints(root_ / "out"), 1u);
   expect_nobody_left();
 }

@@ -93,7 +93,10 @@ CpuBinding bind_rank(const TrainConfig& config, const Ranks& ranks) {
   }
   PlacementOptions options{.ranks = turn.count, .allowed = allowed, .drives = {}};
   for (const fs::path& path : config.offload.nvme_paths) {
-    if (const std::string drive = drive_of(path); !drive.empty()) options.drives.push_back(drive);
+    const std::string drive = drive_of(path);
+    // A file system may lie on what is near no core: a loop device, a network.
+    if (std::ranges::count(machine.drives, drive, &Drive::name) == 0) continue;
+    options.drives.push_back(drive);
   }
   const RankPlacement placement = plan_ranks(machine, options);
   std::vector<uint32_t> cpus;

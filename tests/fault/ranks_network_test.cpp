@@ -30,14 +30,20 @@ class RanksOfTwoHosts : public RanksProcessTest {
            ip(inside + "link set lo up") && ip(inside + "link set " + name + " up");
   }
 
+  /// The script that runs its arguments there, under the host's name.
+  static std::string in_host(int number) {
+    return fmt::format(
+        "PATH=$PATH:/usr/sbin exec ip netns exec {0} unshare --uts "
+        "sh -c 'hostname {0}; exec \"$@\"' sh \"$@\"",
+        host(number));
+  }
   /// Two ranks on each host, which share the output directory.
   std::vector<std::unique_ptr<Child>> start(const std::string& output, const Words& sets) const {
     const uint16_t port = free_port();
     std::vector<std::unique_ptr<Child>> ranks;
     for (int rank = 0; rank < 4; ++rank) {
       const int number = rank / 2;
-      Words words = {"-c", "PATH=$PATH:/usr/sbin exec ip netns exec " + host(number) + " \"$@\"",
-                     "sh", OVERSPILL_BINARY};
+      Words words = {"-c", in_host(number), "sh", OVERSPILL_BINARY};
       Words own = sets;
       own.push_back("offload.nvme_paths=[" +
                     (root_ / fmt::format("{}-nvme{}", output, number)).string() + "]");

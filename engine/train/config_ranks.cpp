@@ -105,11 +105,11 @@ void add_rank_keys(std::vector<ConfigKey>& keys) {
                          "Gloo."}));
   keys.push_back(boolean("deterministic_reduction", field(&TrainConfig::deterministic_reduction),
                          "Sum gradients in the order of ranks, so that the same run on as many "
-                         "ranks gives the same bits; slower."));
+                         "ranks gives the same bits: Gloo always does, NCCL only so, and slower."));
   keys.push_back(real("rank_timeout", field(&TrainConfig::rank_timeout), {1, 86400},
                       {"60",
-                       "Seconds that a rank may keep the others waiting before the run ends "
-                       "and names it."}));
+                       "Seconds for all ranks to meet; a rank that gives no sign of life for half "
+                       "of them is lost, and the run ends and names it."}));
 }
 
 void resolve_batch(TrainConfig& config, uint32_t ranks) {

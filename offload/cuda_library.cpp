@@ -1,45 +1,27 @@
-// dlopen and dlsym.
+// Resolves the functions.
 #include "offload/cuda_library.h"
 
-#include <dlfcn.h>
-
-#include <cstdlib>
-#include <string>
-
 #include "engine/base/error.h"
+#include "engine/base/shared_library.h"
 
 namespace overspill {
 namespace {
 
 constexpr int kMajor = CUDART_VERSION / 1000;
 
-std::string last_dl_error() {
-  const char* text = dlerror();
-  return text ? text : "no reason given";
-}
-
-void* open_library(const std::string& path) {
-  if (void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
-  fail(ErrorCode::not_found,
-       "cannot open the CUDA runtime, which GPUs are used through: {}; install it (\"pip install "
-       "nvidia-cuda-runtime\" or NVIDIA's package cuda-cudart-{}-0) and put its folder on "
-       "LD_LIBRARY_PATH, or set OVERSPILL_CUDART to the path of libcudart.so.{}",
-       last_dl_error(), kMajor, kMajor);
-}
-
 }  // namespace
 
 CudaLibrary open_cuda_library() {
-  const char* chosen = std::getenv("OVERSPILL_CUDART");
-  const std::string path = chosen && *chosen ? chosen : fmt::format("libcudart.so.{}", kMajor);
-  void* const handle = open_library(path);
-  const auto resolve = [&]<class F>(F*& function, const char* name) {
-    function = reinterpret_cast<F*>(dlsym(handle, name));
-    if (function) return;
-    fail(ErrorCode::invalid_config,
-         "{} has no function {}: it is no CUDA runtime of version {}; install that one or set "
-         "OVERSPILL_CUDART to its path",
-         path, name, kMajor);
+  const SharedLibrary file(
+      {.title = "CUDA runtime",
+       .purpose = "which GPUs are used through",
+       .variable = "OVERSPILL_CUDART",
+       .file = fmt::format("libcudart.so.{}", kMajor),
+       .packages = fmt::format(
+           "\"pip install nvidia-cuda-runtime\" or NVIDIA's package cuda-cudart-{}-0", kMajor),
+       .version = fmt::format("{}", kMajor)});
+  const auto resolve = [&](auto*& function, const char* name) {
+    file.require().resolve(function, name);
   };
   CudaLibrary library;
 #define OVERSPILL_CUDA_RESOLVE(name) resolve(library.name, #name);
@@ -47,10 +29,7 @@ CudaLibrary open_cuda_library() {
 #undef OVERSPILL_CUDA_RESOLVE
   int version = 0;
   if (library.cudaRuntimeGetVersion(&version) != cudaSuccess || version / 1000 != kMajor) {
-    fail(ErrorCode::invalid_config,
-         "{} is CUDA {}.{}, this build needs CUDA {}; install that one or set OVERSPILL_CUDART to "
-         "its path",
-         path, version / 1000, version % 1000 / 10, kMajor);
+    file.refuse_version(fmt::format("{}.{}", version / 1000, version % 1000 / 10));
   }
   return library;
 }

@@ -1,12 +1,10 @@
-// dlopen and dlsym.
+// Resolves the functions.
 #include "engine/collective/nccl_library.h"
 
-#include <dlfcn.h>
-
-#include <cstdlib>
 #include <string>
 
 #include "engine/base/error.h"
+#include "engine/base/shared_library.h"
 
 namespace overspill {
 namespace {
@@ -17,43 +15,24 @@ std::string version_text(int version) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-std::string last_dl_error() {
-  const char* text = dlerror();
-  return text ? text : "no reason given";
-}
-
-void* open_library(const std::string& path) {
-  if (void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
-  fail(
-      ErrorCode::not_found,
-      "cannot open NCCL, which GPU ranks talk through: {}; install it (\"pip install "
-      "nvidia-nccl-cu12\" or NVIDIA's apt package libnccl2) and put its folder on LD_LIBRARY_PATH, "
-      "or set OVERSPILL_NCCL_LIBRARY to the path of libnccl.so.2",
-      last_dl_error());
-}
-
 }  // namespace
 
 NcclLibrary open_nccl_library() {
-  const char* chosen = std::getenv("OVERSPILL_NCCL_LIBRARY");
-  const std::string path = chosen && *chosen ? chosen : "libnccl.so.2";
-  void* const handle = open_library(path);
-  const auto resolve = [&]<class F>(F*& function, const char* name) {
-    function = reinterpret_cast<F*>(dlsym(handle, name));
-    if (function) return;
-    fail(ErrorCode::invalid_config,
-         "{} has no function {}: it is no NCCL of version {} or later; install a newer one or set "
-         "OVERSPILL_NCCL_LIBRARY to its path",
-         path, name, version_text(kOldestVersion));
+  const SharedLibrary file({.title = "NCCL",
+                            .purpose = "which GPU ranks talk through",
+                            .variable = "OVERSPILL_NCCL_LIBRARY",
+                            .file = "libnccl.so.2",
+                            .packages = "\"pip install nvidia-nccl-cu13\" or NVIDIA's apt package "
+                                        "libnccl2",
+                            .version = version_text(kOldestVersion) + " or later"});
+  const auto resolve = [&](auto*& function, const char* name) {
+    file.require().resolve(function, name);
   };
   NcclLibrary library{};
   resolve(library.get_version, "ncclGetVersion");
   int version = 0;
   if (library.get_version(&version) != kNcclSuccess || version < kOldestVersion) {
-    fail(ErrorCode::invalid_config,
-         "{} is NCCL {}, version {} or later is needed; install a newer one or set "
-         "OVERSPILL_NCCL_LIBRARY to its path",
-         path, version_text(version), version_text(kOldestVersion));
+    file.refuse_version(version_text(version));
   }
   resolve(library.get_unique_id, "ncclGetUniqueId");
   resolve(library.init, "ncclCommInitRankConfig");

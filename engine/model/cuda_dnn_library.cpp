@@ -1,12 +1,10 @@
-// dlopen and dlsym.
+// Resolves the functions.
 #include "engine/model/cuda_dnn_library.h"
 
-#include <dlfcn.h>
-
-#include <cstdlib>
 #include <utility>
 
 #include "engine/base/error.h"
+#include "engine/base/shared_library.h"
 
 namespace overspill::cuda {
 namespace {
@@ -19,44 +17,27 @@ std::string version_text(size_t version) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-std::string last_dl_error() {
-  const char* text = dlerror();
-  return text ? text : "no reason given";
-}
-
 }  // namespace
 
 std::optional<DnnLibrary> open_dnn_library(std::string& refusal) {
-  const char* chosen = std::getenv("OVERSPILL_CUDNN_LIBRARY");
-  const bool named = chosen && *chosen;
-  const std::string path = named ? chosen : "libcudnn.so.9";
-  void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!handle) {
-    refusal = fmt::format(
-        "cannot open cuDNN, which attention on tensor cores comes from: {}; install it (\"pip "
-        "install nvidia-cudnn-cu13\" or NVIDIA's apt package libcudnn9-cuda-13) and put its folder "
-        "on LD_LIBRARY_PATH, or set OVERSPILL_CUDNN_LIBRARY to the path of libcudnn.so.9",
-        last_dl_error());
-    if (named) fail(ErrorCode::invalid_config, "OVERSPILL_CUDNN_LIBRARY={}: {}", path, refusal);
+  const SharedLibrary file(
+      {.title = "cuDNN",
+       .purpose = "which attention on tensor cores comes from",
+       .variable = "OVERSPILL_CUDNN_LIBRARY",
+       .file = "libcudnn.so.9",
+       .packages = "\"pip install nvidia-cudnn-cu13\" or NVIDIA's apt package libcudnn9-cuda-13",
+       .version = version_text(kOldestVersion) + " or later"});
+  if (!file.opened()) {
+    refusal = file.refusal();
+    if (file.named()) {
+      fail(ErrorCode::invalid_config, "OVERSPILL_CUDNN_LIBRARY={}: {}", file.path(), refusal);
+    }
     return std::nullopt;
   }
-  const auto resolve = [&]<class F>(F*& function, const char* name) {
-    function = reinterpret_cast<F*>(dlsym(handle, name));
-    if (function) return;
-    fail(ErrorCode::invalid_config,
-         "{} has no function {}: it is no cuDNN of version {} or later; install a newer one or set "
-         "OVERSPILL_CUDNN_LIBRARY to its path",
-         path, name, version_text(kOldestVersion));
-  };
+  const auto resolve = [&](auto*& function, const char* name) { file.resolve(function, name); };
   DnnLibrary library{};
   resolve(library.version, "cudnnGetVersion");
-  const size_t version = library.version();
-  if (version < kOldestVersion) {
-    fail(ErrorCode::invalid_config,
-         "{} is cuDNN {}, version {} or later is needed; install a newer one or set "
-         "OVERSPILL_CUDNN_LIBRARY to its path",
-         path, version_text(version), version_text(kOldestVersion));
-  }
+  if (library.version() < kOldestVersion) file.refuse_version(version_text(library.version()));
   resolve(library.status_text, "cudnnGetErrorString");
   resolve(library.last_error, "cudnnGetLastErrorString");
   resolve(library.create, "cudnnCreate");

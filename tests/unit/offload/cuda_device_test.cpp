@@ -85,7 +85,7 @@ TEST_F(CudaDeviceTest, SaysWhyThereIsNoGpu) {
 
   setenv("OVERSPILL_CUDART", "/nowhere/libcudart.so", 1);
   expect_contains(cuda_devices().absence,
-                  {"cannot open the CUDA runtime", "/nowhere/libcudart.so", "OVERSPILL_CUDART"});
+                  {"cannot open CUDA runtime", "/nowhere/libcudart.so", "OVERSPILL_CUDART"});
   setenv("OVERSPILL_CUDART", OVERSPILL_FAKE_NCCL, 1);
   expect_contains(cuda_devices().absence, {"has no function cuda", "no CUDA runtime"});
 }

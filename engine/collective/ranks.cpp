@@ -52,18 +52,21 @@ Ranks::Ranks(const RankIdentity& identity, const Options& options) : Ranks() {
       identity, Rendezvous::Options{.join_timeout = milliseconds_of(options.timeout),
                                     .silence_timeout = milliseconds_of(options.timeout / 2),
                                     .config = options.config});
+  rendezvous_->on_failure([this](const std::string& what) { end_waits(what); });
   try {
     meet(options);
   } catch (const Error& error) {
     throw cause(error);  // the others wait for this rank
   }
-  rendezvous_->on_failure([this](const std::string& what) { end_waits(what); });
 }
 
 void Ranks::meet(const Options& options) {
   gloo_ = open_gloo_device(rendezvous_->own_address());
   const auto add = [&](const std::string& name, uint32_t first, uint32_t stride, uint32_t count) {
-    collectives_.push_back(make_group(name, first, stride, count, options));
+    auto made = make_group(name, first, stride, count, options);
+    const std::lock_guard lock(mutex_);
+    if (lost_) made->abort(*lost_);
+    collectives_.push_back(std::move(made));
     return collectives_.back().get();
   };
   groups_.world = add("world", 0, 1, size());
@@ -128,8 +131,9 @@ std::unique_ptr<Collective> Ranks::make_group(const std::string& name, uint32_t 
 
 /// From the rendezvous' thread.
 void Ranks::end_waits(const std::string& what) {
-  for (const auto& collective : collectives_) collective->abort(what);
   const std::lock_guard lock(mutex_);
+  lost_ = what;
+  for (const auto& collective : collectives_) collective->abort(what);
   if (closing_) return;
   last_resort_ = std::thread([this, what] {
     set_thread_name("last_resort");

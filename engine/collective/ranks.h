@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -86,6 +87,7 @@ class Ranks {
   // The last resort: a process that does not end by itself after another rank's failure.
   std::mutex mutex_;
   std::condition_variable ended_;
+  std::optional<std::string> lost_;  ///< what ended the run
   bool closing_ = false;
   std::thread last_resort_;
 };

@@ -41,6 +41,9 @@ bool is_device(const fs::path& path) {
   return fs::is_block_file(path, ignored);
 }
 
+/// A file by which ranks see that they share the output directory.
+constexpr std::string_view kMark = ".ranks-";
+
 uint64_t hash_of(const std::string& text) { return std::hash<std::string>()(text); }
 
 std::string text_of(std::span<const uint32_t> numbers) {
@@ -145,8 +148,14 @@ void require_shared_output(const fs::path& output_dir, const Ranks& ranks) {
          output_dir.string(), error.message());
   }
   if (ranks.size() == 1) return;
-  const std::string name = ranks.broadcast(fmt::format(".ranks-{}", ::getpid()));
-  if (ranks.first()) write_text_file(output_dir / name, "");
+  const std::string name = ranks.broadcast(fmt::format("{}{}", kMark, ::getpid()));
+  if (ranks.first()) {
+    for (const auto& entry : fs::directory_iterator(output_dir)) {
+      // One that an earlier run has left when it was killed.
+      if (entry.path().filename().string().starts_with(kMark)) fs::remove(entry.path());
+    }
+    write_text_file(output_dir / name, "");
+  }
   ranks.world().barrier();
   const bool seen = fs::exists(output_dir / name);
   const std::vector<char> all = ranks.gather(static_cast<char>(seen));

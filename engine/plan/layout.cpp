@@ -179,9 +179,6 @@ class LayoutBuilder {
     if (plan_.factored_bytes > 0) {
       layout_.factored = add_slot(Tier::host, plan_.factored_bytes, "factored_moments");
     }
-    if (plan_.batch_bytes > 0) {
-      layout_.batch = add_slot(Tier::host, plan_.batch_bytes, "batch");
-    }
   }
 
   const PlacementProblem& problem_;
@@ -223,14 +220,6 @@ OptimizerSettings PlanOptions::update_rule() const {
   OptimizerSettings rule = optimizer_settings;
   rule.master = precision == Precision::bf16 ? MasterFormat::split : MasterFormat::float32;
   return rule;
-}
-
-BatchArea batch_area(const PlanOptions& o, uint64_t layers) {
-  const uint64_t tokens = round_up(o.micro_batches * o.micro_batch_tokens * sizeof(int32_t), 64);
-  BatchArea area{.targets = tokens, .losses = 2 * tokens, .squares = 0, .bytes = 0};
-  area.squares = area.losses + o.micro_batches * sizeof(double);
-  area.bytes = round_up(area.squares + layers * sizeof(double), 4096);
-  return area;
 }
 
 std::string describe_sharing(const PlanOptions& o) {

@@ -33,8 +33,6 @@ struct PlanOptions {
   uint64_t sequence_len = 0;
   uint64_t compute_scratch_bytes = 0;  ///< what the kernels need, in the device arena
   bool unified = true;                 ///< device and host share memory: no h2d, no d2h
-  bool streams = false;                ///< the device works on its own (Device::streams)
-  uint32_t activation_bytes = 4;       ///< of one value between layers
   uint64_t device_memory = 0;          ///< budgets in bytes
   uint64_t host_memory = 0;
   uint64_t nvme_capacity = UINT64_MAX;
@@ -95,13 +93,6 @@ StateLayout chunk_state(const PlanOptions& options, const Chunk& chunk);
 uint64_t optimizer_page_bytes(const PlanOptions& options, const Chunk& chunk);
 uint64_t gradient_page_bytes(const PlanOptions& options, const Chunk& chunk);
 
-/// What a device with streams reads and writes in pinned memory during a step: tokens and targets
-/// of all micro-batches, their losses, and the layers' squared gradients.
-struct BatchArea {
-  uint64_t targets, losses, squares, bytes;  ///< offsets behind the tokens, and the size of all
-};
-BatchArea batch_area(const PlanOptions& options, uint64_t layers);
-
 struct Layout {
   PlanOptions options;
   ModelShape model;
@@ -131,7 +122,6 @@ struct Layout {
   std::vector<SlotId> activation_stages;  ///< host: an activation between device and NVMe
   SlotId scratch;                         ///< device: kernel scratch
   SlotId factored;                        ///< host: FactoredMoments, where the optimizer has any
-  SlotId batch;  ///< host: a step's BatchArea, where the device has streams
 
   uint64_t device_bytes = 0;
   uint64_t host_bytes = 0;

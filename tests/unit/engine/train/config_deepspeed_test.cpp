@@ -14,6 +14,7 @@
 #include "engine/base/fd.h"
 #include "engine/train/config_deepspeed_keys.h"
 #include "engine/train/config_keys.h"
+#include "tests/unit/engine/train/config_fixture.h"
 
 namespace overspill {
 namespace {
@@ -26,16 +27,12 @@ const std::string kMinimal =
     "output_dir: out\n"           // line 5
     "deepspeed: ds/zero.json\n";  // line 6
 
-class DeepSpeedConfigTest : public testing::Test {
+class DeepSpeedConfigTest : public test::ConfigDirectory {
  protected:
   void SetUp() override {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "overspill-config-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
+    ASSERT_NO_FATAL_FAILURE(ConfigDirectory::SetUp());
     std::filesystem::create_directory(directory_ / "ds");
   }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
 
   TrainConfig load(const std::string& json, const std::string& yaml = "learning_rate: 2e-5\n",
                    const std::vector<std::string>& overrides = {}) const {
@@ -63,8 +60,6 @@ class DeepSpeedConfigTest : public testing::Test {
           << "\"" << fragment << "\" is missing in: " << message << "\nfor: " << json;
     }
   }
-
-  std::filesystem::path directory_;
 };
 
 // ---- configurations as people have them ----

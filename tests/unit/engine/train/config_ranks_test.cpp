@@ -8,6 +8,7 @@
 #include "engine/base/error.h"
 #include "engine/base/fd.h"
 #include "engine/train/config.h"
+#include "tests/unit/engine/train/config_fixture.h"
 
 namespace overspill {
 namespace {
@@ -20,16 +21,8 @@ const std::string kMinimal =
     "learning_rate: 2e-5\n"  // line 5
     "output_dir: /out\n";    // line 6
 
-class RankConfigTest : public testing::Test {
+class RankConfigTest : public test::ConfigDirectory {
  protected:
-  void SetUp() override {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "overspill-config-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-
   TrainConfig load(const std::string& more, const std::vector<std::string>& overrides = {}) const {
     write_text_file(directory_ / "run.yaml", kMinimal + more);
     return load_train_config(directory_ / "run.yaml", overrides);
@@ -55,8 +48,6 @@ class RankConfigTest : public testing::Test {
           << "\"" << fragment << "\" is missing in: " << message << "\nfor: " << more;
     }
   }
-
-  std::filesystem::path directory_;
 };
 
 TEST_F(RankConfigTest, ReadsEveryKeyOfRanks) {

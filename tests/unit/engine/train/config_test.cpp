@@ -11,6 +11,7 @@
 #include "engine/base/error.h"
 #include "engine/base/fd.h"
 #include "engine/base/units.h"
+#include "tests/unit/engine/train/config_fixture.h"
 
 namespace overspill {
 namespace {
@@ -23,16 +24,8 @@ constexpr const char* kMinimal =
     "learning_rate: 2e-5\n"  // line 5
     "output_dir: out\n";     // line 6
 
-class TrainConfigTest : public testing::Test {
+class TrainConfigTest : public test::ConfigDirectory {
  protected:
-  void SetUp() override {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "overspill-config-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-
   TrainConfig load(const std::string& text, const std::vector<std::string>& overrides = {}) const {
     write_text_file(directory_ / "run.yaml", text);
     return load_train_config(directory_ / "run.yaml", overrides);
@@ -53,8 +46,6 @@ class TrainConfigTest : public testing::Test {
     }
     return "(accepted)";
   }
-
-  std::filesystem::path directory_;
 };
 
 TEST_F(TrainConfigTest, MinimalFileGetsDefaults) {

@@ -6,12 +6,12 @@
  *   osp_engine_create        from a configuration text
  *   osp_layer_register       for each layer, in the order of the forward
  *   osp_finalize             plans and allocates everything, or says what does not fit
- *   osp_load_weights         (or osp_initialize_weights, osp_tensor_write, osp_load_checkpoint)
+ *   osp_load_weights         (or osp_initialize_weights, osp_tensor_write, osp_checkpoint_load)
  *   in each step
  *     osp_acquire, compute, osp_release     for each layer of the forward
  *     osp_acquire, compute, osp_submit_gradient(s), osp_release   for each layer of the backward
  *     osp_step
- *   osp_save_checkpoint, osp_export_weights
+ *   osp_checkpoint_save, osp_export_weights
  *   osp_engine_destroy
  *
  * Conventions, which hold for every call:

@@ -354,7 +354,7 @@ TrainConfig parse_state_config(const std::string& text) {
   }
   // What a trainer's configuration has to have.
   for (const char* setting : {"sequence_len=1", "learning_rate=1", "datasets=[{path: -}]",
-                              "output_dir=.", "init_from_scratch=true", "base_model_config=-"}) {
+                              "output_dir=.", "init_from_scratch=true", "base_model_config=."}) {
     put_override(setting, values);
   }
   for (const auto& [key, value] : given) values.insert_or_assign(key, value);

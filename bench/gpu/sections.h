@@ -45,8 +45,8 @@ BenchSection gemm_section(GpuBench& bench, const GpuBenchSizes& sizes);
 /// cuDNN's attention and the portable one; a note where cuDNN is missing or has no plan.
 BenchSection attention_section(GpuBench& bench, const GpuBenchSizes& sizes);
 
-/// What a run of tests found, from the file that --gtest_output=json:FILE wrote. Throws
-/// Error(invalid_config) when it is something else.
-BenchSection tests_section(const std::filesystem::path& results);
+/// What a run of tests found, from the file that --gtest_output=json:FILE wrote, and notes on it.
+/// Throws Error(invalid_config) when the file is something else.
+BenchSection tests_section(const std::filesystem::path& results, std::vector<std::string> notes);
 
 }  // namespace overspill

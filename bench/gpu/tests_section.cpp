@@ -33,7 +33,7 @@ Counts count(const Json& report) {
 
 }  // namespace
 
-BenchSection tests_section(const std::filesystem::path& results) {
+BenchSection tests_section(const std::filesystem::path& results, std::vector<std::string> notes) {
   std::ifstream file(results);
   Counts counts;
   try {
@@ -47,13 +47,14 @@ BenchSection tests_section(const std::filesystem::path& results) {
                          .columns = {"", "passed", "failed", "skipped"},
                          .rows = {{"tests", std::to_string(counts.passed),
                                    std::to_string(counts.failed), std::to_string(counts.skipped)}}};
-  std::vector<std::string> notes;
+  const Json of_caller = notes;
   for (const std::string name : counts.failures) notes.push_back("failed: " + name);
   return make_section("tests", "Tests", {&table, 1}, {}, notes,
                       {{"passed", counts.passed},
                        {"failed", counts.failed},
                        {"skipped", counts.skipped},
-                       {"failures", counts.failures}});
+                       {"failures", counts.failures},
+                       {"notes", of_caller}});
 }
 
 }  // namespace overspill

@@ -3,11 +3,13 @@
 #include "engine/bench/copy_benchmark.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
+#include <atomic>
 #include <cmath>
+#include <cstring>
 #include <map>
-#include <set>
+#include <mutex>
+#include <vector>
 
 #include "engine/base/error.h"
 #include "engine/bench/copy_works.h"
@@ -18,7 +20,7 @@ namespace {
 
 /// Copies of one size that were put on a stream, or waited for.
 struct Counts {
-  uint64_t queued[kDeviceStreams] = {}, pinned = 0, pageable = 0;
+  std::atomic<uint64_t> queued[kDeviceStreams] = {}, pinned = 0, pageable = 0;
 };
 
 /// A device that counts what another one does.
@@ -133,11 +135,11 @@ TEST(CopyBenchmark, AGpusPinnedCopiesAreQueuedAndItsPageableOnesAreNot) {
       EXPECT_GE(queued, 2 * pass);
       EXPECT_EQ(queued % pass, 0u);
     }
-    EXPECT_EQ(counts.queued[static_cast<size_t>(DeviceStream::compute)], 0u);
-    EXPECT_EQ(counts.pinned, 0u);
-    EXPECT_GE(counts.pageable, 4u);
+    EXPECT_EQ(counts.queued[static_cast<size_t>(DeviceStream::compute)].load(), 0u);
+    EXPECT_EQ(counts.pinned.load(), 0u);
+    EXPECT_GE(counts.pageable.load(), 4u);
   }
-  EXPECT_EQ(machinery.counts[0].at(4 * kKiB).pinned, 2u);
+  EXPECT_EQ(machinery.counts[0].at(4 * kKiB).pinned.load(), 2u);
 }
 
 TEST(CopyBenchmark, TheHostsCopiesAreAllWaitedFor) {
@@ -151,8 +153,8 @@ TEST(CopyBenchmark, TheHostsCopiesAreAllWaitedFor) {
   for (const uint64_t bytes : options.sizes) {
     const Counts& counts = machinery.counts[0].at(bytes);
     for (const uint64_t queued : counts.queued) EXPECT_EQ(queued, 0u);
-    EXPECT_GE(counts.pinned, 4u);
-    EXPECT_GE(counts.pageable, 4u);
+    EXPECT_GE(counts.pinned.load(), 4u);
+    EXPECT_GE(counts.pageable.load(), 4u);
   }
 }
 
@@ -170,8 +172,8 @@ TEST(CopyBenchmark, AllGpusCopyAtOnceFromMemoryOfTheirOwn) {
   }
   for (const auto& counts : machinery.counts) {
     // Alone, beside the other direction, with the other GPU, and with it in both directions.
-    EXPECT_GE(counts.at(64 * kKiB).queued[static_cast<size_t>(DeviceStream::h2d)], 4u);
-    EXPECT_GE(counts.at(64 * kKiB).queued[static_cast<size_t>(DeviceStream::d2h)], 4u);
+    EXPECT_GE(counts.at(64 * kKiB).queued[static_cast<size_t>(DeviceStream::h2d)].load(), 4u);
+    EXPECT_GE(counts.at(64 * kKiB).queued[static_cast<size_t>(DeviceStream::d2h)].load(), 4u);
   }
 }
 

@@ -15,7 +15,7 @@
 namespace overspill {
 namespace {
 
-constexpr uint64_t kAlignment = 256;
+constexpr uint64_t kAlignment = 4096;
 constexpr double kBatchSeconds = 2e-3;  // waiting for an event takes microseconds
 constexpr double kMostLaunches = 200;
 constexpr uint64_t kPatternValues = uint64_t{1} << 20;

@@ -27,7 +27,7 @@ class GpuBench {
   /// Takes no memory, until the next array() takes the first.
   void reset() { used_ = 0; }
   bool fits(uint64_t bytes) const;
-  /// Aligned to 256 bytes; holds anything. Throws Error(does_not_fit).
+  /// Aligned to 4096 bytes; holds anything. Throws Error(does_not_fit).
   template <class T>
   T* array(uint64_t count) {
     return reinterpret_cast<T*>(take(count * sizeof(T)));

@@ -22,6 +22,12 @@ struct AttentionCase {
   bool portable = true;  ///< measure the kernel without tensor cores too
 };
 
+struct BlockCase {
+  std::string name;
+  uint32_t hidden, intermediate, heads, kv_heads, head_dim;
+  uint64_t tokens;  ///< in one sequence
+};
+
 /// The defaults are larger than L2 caches, and the shapes those of models.
 struct GpuBenchSizes {
   uint64_t rows = 8192, width = 8192, head_dim = 128;  ///< of activations
@@ -36,6 +42,9 @@ struct GpuBenchSizes {
                                            {"8B, 8192 tokens", {1, 8192, 32, 8, 128}, false},
                                            {"70B, 8192 tokens", {1, 8192, 64, 8, 128}, false},
                                            {"405B, 8192 tokens", {1, 8192, 128, 8, 128}, false}};
+  std::vector<BlockCase> blocks = {{"8B", 4096, 14336, 32, 8, 128, 4096},
+                                   {"70B", 8192, 28672, 64, 8, 128, 4096},
+                                   {"405B", 16384, 53248, 128, 8, 128, 4096}};
 };
 
 /// Bytes that a kernel must move, as a share of the GPU's own copies (which read and write).
@@ -44,6 +53,10 @@ BenchSection kernels_section(GpuBench& bench, const GpuBenchSizes& sizes);
 BenchSection gemm_section(GpuBench& bench, const GpuBenchSizes& sizes);
 /// cuDNN's attention and the portable one; a note where cuDNN is missing or has no plan.
 BenchSection attention_section(GpuBench& bench, const GpuBenchSizes& sizes);
+/// FLOPs per second; 0 when none was measured.
+double fastest_product(const BenchSection& gemm);
+/// Blocks of models, beside the fastest product of matrices; a note where they cannot run.
+BenchSection blocks_section(GpuBench& bench, const GpuBenchSizes& sizes, double fastest_product);
 
 /// What a run of tests found, from the file that --gtest_output=json:FILE wrote, and notes on it.
 /// Throws Error(invalid_config) when the file is something else.

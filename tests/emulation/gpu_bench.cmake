@@ -7,7 +7,8 @@ endif()
 file(GLOB GPU_BENCH_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/bench/gpu/*.cpp)
 list(REMOVE_ITEM GPU_BENCH_SOURCES ${CMAKE_SOURCE_DIR}/bench/gpu/main.cpp)
 add_executable(overspill_gpu_bench_tests gpu_bench_test.cpp ${GPU_BENCH_SOURCES})
-target_link_libraries(overspill_gpu_bench_tests PRIVATE overspill_emulated_kernels
+set_target_properties(overspill_gpu_bench_tests PROPERTIES OVERSPILL_EMULATED_GPU ON)
+target_link_libraries(overspill_gpu_bench_tests PRIVATE overspill_emulated_gpu_model
                       GTest::gtest_main)
 target_compile_definitions(overspill_gpu_bench_tests PRIVATE
   OVERSPILL_FAKE_CUDART="$<TARGET_FILE:fake_cudart>"

@@ -20,6 +20,7 @@
 namespace overspill {
 namespace {
 
+constexpr uint64_t kMemory = 64 * kMiB;
 const GpuBenchSizes kTiny{
     .rows = 16,
     .width = 64,
@@ -28,7 +29,8 @@ const GpuBenchSizes kTiny{
     .loss_rows = 3,
     .vocabulary = 300,
     .linears = {{"one", {4, 16, 8}}, {"large", {4, 4096, 4096}}},
-    .attentions = {{"one", {1, 9, 2, 1, 64}, true}, {"cuDNN alone", {1, 8, 2, 2, 64}, false}}};
+    .attentions = {{"one", {1, 9, 2, 1, 64}, true}, {"cuDNN alone", {1, 8, 2, 2, 64}, false}},
+    .blocks = {{"one", 64, 96, 2, 1, 32, 8}, {"large", 2048, 4096, 16, 8, 128, 8}}};
 
 template <class F>
 F* ask(const char* file, const char* name) {
@@ -48,7 +50,7 @@ class GpuBenchTest : public testing::Test {
     const FakeCudaSettings settings{.seed = 3, .max_delay_us = 10};
     FAKE_CUDA(fake_cuda_configure)(&settings);
     enqueue_on_streams(true);
-    device_ = make_cuda_device(8 * kMiB, 0);
+    device_ = make_cuda_device(kMemory, 0);
     bench_ =
         std::make_unique<GpuBench>(*device_, RoundOptions{.rounds = 1, .seconds = 1e-6}, progress_);
   }
@@ -123,6 +125,28 @@ TEST_F(GpuBenchTest, WithoutCublasltThereAreNoProducts) {
   EXPECT_TRUE(section.json.contains("absence"));
 }
 
+TEST_F(GpuBenchTest, BlocksAreBesideTheFastestProduct) {
+  const double fastest = fastest_product(gemm_section(*bench_, kTiny));
+  EXPECT_GT(fastest, 0);
+  measured_.clear();
+  const BenchSection section = blocks_section(*bench_, kTiny, fastest);
+  const auto& results = section.json.at("results");
+  ASSERT_EQ(results.size(), 1u) << section.text;
+  // Four projections of attention, three of the MLP, two norms.
+  EXPECT_EQ(results.at(0).at("parameters"), 64 * (64 + 32 + 32 + 64 + 3 * 96 + 2));
+  expect_rate(results.at(0).at("forward_flops_per_second"));
+  expect_rate(results.at(0).at("backward_flops_per_second"));
+  EXPECT_EQ(measured_.size(), 2u);
+  EXPECT_NE(section.text.find("large: left out, for it needs "), std::string::npos) << section.text;
+}
+
+TEST_F(GpuBenchTest, WithoutCublasltThereAreNoBlocks) {
+  setenv("OVERSPILL_CUBLASLT_LIBRARY", "/nowhere/libcublasLt.so", 1);
+  EXPECT_EQ(fastest_product(gemm_section(*bench_, kTiny)), 0);
+  const BenchSection section = blocks_section(*bench_, kTiny, 0);
+  EXPECT_NE(section.text.find("no blocks: "), std::string::npos) << section.text;
+}
+
 TEST_F(GpuBenchTest, AttentionIsMeasuredBothWays) {
   const BenchSection section = attention_section(*bench_, kTiny);
   const auto& results = section.json.at("results");
@@ -146,12 +170,12 @@ TEST_F(GpuBenchTest, AttentionWithoutAPlanIsThePortableOne) {
 
 TEST_F(GpuBenchTest, MemoryIsTakenInOrderUntilThereIsNone) {
   auto* const first = bench_->array<std::byte>(1);
-  EXPECT_EQ(bench_->array<std::byte>(1) - first, 256);
-  EXPECT_TRUE(bench_->fits(8 * kMiB - 512));
-  EXPECT_FALSE(bench_->fits(8 * kMiB - 511));
-  EXPECT_THROW(bench_->array<std::byte>(8 * kMiB), Error);
+  EXPECT_EQ(bench_->array<std::byte>(1) - first, 4096);
+  EXPECT_TRUE(bench_->fits(kMemory - 8192));
+  EXPECT_FALSE(bench_->fits(kMemory - 8191));
+  EXPECT_THROW(bench_->array<std::byte>(kMemory), Error);
   bench_->reset();
-  EXPECT_EQ(bench_->array<std::byte>(8 * kMiB), first);
+  EXPECT_EQ(bench_->array<std::byte>(kMemory), first);
   std::vector<uint16_t> values(3000000);
   bench_->fill_bf16(first, values.size());
   device_->copy_to_host(reinterpret_cast<std::byte*>(values.data()), first,

@@ -19,7 +19,8 @@ constexpr uint64_t kMostMemory = 32 * kGiB;
 constexpr int kNoGpu = 77;  // which ctest takes for skipped
 
 struct Arguments {
-  std::filesystem::path json, tests;
+  std::filesystem::path json;
+  std::vector<std::filesystem::path> tests;
   std::vector<std::string> notes;
   uint32_t gpu = 0;
 };
@@ -52,7 +53,8 @@ std::vector<BenchSection> measure(const Arguments& arguments, const CudaGpu& gpu
     std::fflush(stdout);
     sections.push_back(std::move(section));
   };
-  if (!arguments.tests.empty()) add(tests_section(arguments.tests, arguments.notes));
+  if (!arguments.tests.empty() || !arguments.notes.empty())
+    add(tests_section(arguments.tests, arguments.notes));
   add(measure_copies(gpu.index, progress));
   const std::unique_ptr<CudaDevice> device = open_device(gpu);
   GpuBench bench(*device, {.rounds = 3, .seconds = 0.05}, progress);
@@ -89,7 +91,8 @@ int main(int argc, char** argv) {
   overspill::Arguments arguments;
   CLI::App app("Copies, kernels, products of matrices and attention on a GPU");
   app.add_option("--json", arguments.json, "Write all results as JSON");
-  app.add_option("--tests", arguments.tests, "Include what --gtest_output=json:FILE wrote");
+  app.add_option("--tests", arguments.tests,
+                 "Include what --gtest_output=json:FILE wrote; may be repeated");
   app.add_option("--note", arguments.notes, "To say beside the tests; may be repeated");
   app.add_option("--gpu", arguments.gpu, "Which one (default: 0)");
   CLI11_PARSE(app, argc, argv);

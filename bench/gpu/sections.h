@@ -58,8 +58,9 @@ double fastest_product(const BenchSection& gemm);
 /// Blocks of models, beside the fastest product of matrices; a note where they cannot run.
 BenchSection blocks_section(GpuBench& bench, const GpuBenchSizes& sizes, double fastest_product);
 
-/// What a run of tests found, from the file that --gtest_output=json:FILE wrote, and notes on it.
-/// Throws Error(invalid_config) when the file is something else.
-BenchSection tests_section(const std::filesystem::path& results, std::vector<std::string> notes);
+/// What runs of tests found, from the files that --gtest_output=json:FILE wrote, and notes on it.
+/// Throws Error(invalid_config) when a file is something else.
+BenchSection tests_section(const std::vector<std::filesystem::path>& results,
+                           std::vector<std::string> notes);
 
 }  // namespace overspill

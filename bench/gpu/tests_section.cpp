@@ -23,25 +23,26 @@ struct Counts {
   }
 };
 
-Counts count(const Json& report) {
-  Counts counts;
+void count(const Json& report, Counts& counts) {
   for (const Json& suite : report.at("testsuites")) {
     for (const Json& test : suite.at("testsuite")) counts.add(suite.at("name"), test);
   }
-  return counts;
 }
 
 }  // namespace
 
-BenchSection tests_section(const std::filesystem::path& results, std::vector<std::string> notes) {
-  std::ifstream file(results);
+BenchSection tests_section(const std::vector<std::filesystem::path>& results,
+                           std::vector<std::string> notes) {
   Counts counts;
-  try {
-    counts = count(Json::parse(file));
-  } catch (const nlohmann::json::exception& error) {
-    fail(ErrorCode::invalid_config,
-         "--tests {}: no report of GoogleTest: {}; write one with --gtest_output=json:FILE",
-         results.string(), error.what());
+  for (const std::filesystem::path& path : results) {
+    std::ifstream file(path);
+    try {
+      count(Json::parse(file), counts);
+    } catch (const nlohmann::json::exception& error) {
+      fail(ErrorCode::invalid_config,
+           "--tests {}: no report of GoogleTest: {}; write one with --gtest_output=json:FILE",
+           path.string(), error.what());
+    }
   }
   const BenchTable table{.title = "tests on the GPU",
                          .columns = {"", "passed", "failed", "skipped"},

@@ -15,11 +15,16 @@ AttentionChoice<T>::AttentionChoice(const AttentionShape& shape) : shape_(shape)
   std::string refusal = "it computes in bf16, and precision is float32";
   if (sizeof(T) == 2 && (library_ = open_dnn_library(refusal))) {
     handle_.emplace(*library_);
-    plans_ = DnnAttention::make(DnnTarget(*handle_), shape,
-                                {.most_workspace_bytes = kMostAttentionWorkspace}, refusal);
+    DnnAttentionOptions options{.most_workspace_bytes = kMostAttentionWorkspace};
+    plans_ = DnnAttention::make(DnnTarget(*handle_), shape, options, refusal);
+    options.documents = true;
+    if (plans_) document_plans_ = DnnAttention::make(DnnTarget(*handle_), shape, options, refusal);
   }
   if (plans_) {
     log_info("attention: cuDNN {}, on tensor cores", library_->version());
+    if (document_plans_) return;
+    log_info("attention: the portable kernel for batches with documents, as cuDNN has none: {}",
+             refusal);
     return;
   }
   if (shape.head_dim > kMaxHeadDim) {
@@ -33,8 +38,13 @@ AttentionChoice<T>::AttentionChoice(const AttentionShape& shape) : shape_(shape)
 
 template <class T>
 uint64_t AttentionChoice<T>::workspace_bytes() const {
-  if (!plans_) return attention_gradient_workspace_bytes(shape_);
-  return std::max(plans_->forward_workspace_bytes(), plans_->backward_workspace_bytes());
+  uint64_t most = 0;
+  for (const auto* plans : {&plans_, &document_plans_}) {
+    most = std::max(most, !*plans ? attention_gradient_workspace_bytes(shape_)
+                                  : std::max((*plans)->forward_workspace_bytes(),
+                                             (*plans)->backward_workspace_bytes()));
+  }
+  return most;
 }
 
 template <class T>
@@ -45,19 +55,21 @@ void AttentionChoice<T>::set_stream(cudaStream_t stream) {
 
 template <class T>
 void AttentionChoice<T>::forward(const Tensors& t, std::byte* workspace) const {
-  if (plans_) return plans_->forward(*handle_, {t.q, t.k, t.v}, t.o, t.lse, workspace);
-  attention(stream_, shape_, t.q, t.k, t.v, t.o, t.lse);
+  if (const auto& by_dnn = plans(t)) {
+    return by_dnn->forward(*handle_, {t.q, t.k, t.v, t.document_ends}, t.o, t.lse, workspace);
+  }
+  attention(stream_, shape_, t.document_begins, t.q, t.k, t.v, t.o, t.lse);
 }
 
 template <class T>
 void AttentionChoice<T>::backward(const Tensors& t, const Gradients& g,
                                   std::byte* workspace) const {
-  if (plans_) {
-    return plans_->backward(*handle_, {t.q, t.k, t.v}, {t.o, g.d_o, t.lse, g.dq, g.dk, g.dv},
-                            workspace);
+  if (const auto& by_dnn = plans(t)) {
+    return by_dnn->backward(*handle_, {t.q, t.k, t.v, t.document_ends},
+                            {t.o, g.d_o, t.lse, g.dq, g.dk, g.dv}, workspace);
   }
-  attention_gradient(stream_, shape_, t.q, t.k, t.v, t.o, t.lse, g.d_o, g.dq, g.dk, g.dv,
-                     workspace);
+  attention_gradient(stream_, shape_, t.document_begins, t.q, t.k, t.v, t.o, t.lse, g.d_o, g.dq,
+                     g.dk, g.dv, workspace);
 }
 
 template class AttentionChoice<float>;

@@ -1,5 +1,5 @@
-// Attention of one shape: by cuDNN on tensor cores where it has plans, else by the portable kernel.
-// Used by one thread.
+// Attention of one shape: by cuDNN on tensor cores where it has plans, else by the portable kernel;
+// which of them is decided for batches with documents and for those without. Used by one thread.
 #pragma once
 
 #include <optional>
@@ -24,6 +24,8 @@ class AttentionChoice {
   struct Tensors {
     T *q, *k, *v, *o;
     float* lse;
+    /// [batch, sequence_len], or null: the same for forward and backward.
+    const int32_t *document_begins, *document_ends;
   };
   struct Gradients {
     T *d_o, *dq, *dk, *dv;
@@ -32,12 +34,16 @@ class AttentionChoice {
   void backward(const Tensors& tensors, const Gradients& gradients, std::byte* workspace) const;
 
  private:
+  const std::optional<DnnAttention>& plans(const Tensors& tensors) const {
+    return tensors.document_begins == nullptr ? plans_ : document_plans_;
+  }
+
   AttentionShape shape_;
   cudaStream_t stream_ = nullptr;
   // Later members refer to earlier ones.
   std::optional<DnnLibrary> library_;
   std::optional<DnnHandle> handle_;
-  std::optional<DnnAttention> plans_;
+  std::optional<DnnAttention> plans_, document_plans_;
 };
 
 }  // namespace overspill::cuda

@@ -96,7 +96,7 @@ class LoadedModel {
     std::vector<float> x(batch_.tokens() * model_.config.hidden_size), y(x.size());
     llama_.embed(weights(0), tokens.data(), x.data());
     for (uint32_t layer = 1; layer < model_.head(); ++layer) {
-      llama_.block(layer, weights(layer), x.data(), y.data());
+      llama_.block(layer, weights(layer), nullptr, x.data(), y.data());
       std::swap(x, y);
     }
     return x;

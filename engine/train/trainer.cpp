@@ -13,7 +13,6 @@
 #include "engine/program/verify.h"
 #include "engine/train/file_hashes.h"
 #include "engine/train/model_state.h"
-#include "engine/train/rank_setup.h"
 
 namespace overspill {
 namespace {
@@ -55,7 +54,8 @@ Trainer::Trainer(const TrainConfig& config, const Ranks& ranks)
       data_(open_sequences(setup_, false)),
       start_(find_start(setup_, ranks)),
       store_(setup_.layout, store_options(setup_)),
-      executor_(store_, *setup_.layers, setup_.lane_cpus(), ranks.groups()),
+      gpu_groups_(make_gpu_groups()),
+      executor_(store_, *setup_.layers, setup_.lane_cpus(), groups()),
       expectations_(setup_.layout, setup_.config.offload.hardware_profile) {
   setup_.layers->attach(store_.device(), store_.address(setup_.layout.scratch));
   for (const DatasetConfig& dataset : config.datasets) {
@@ -92,6 +92,14 @@ Trainer::Trainer(const TrainConfig& config, const Ranks& ranks)
   if (ranks_.first()) remove_partial_checkpoints(config.output_dir);
   load(start_);
   start_ = {};
+}
+
+std::unique_ptr<GpuGroups> Trainer::make_gpu_groups() const {
+  if (!setup_.gpu || ranks_.size() == 1) return nullptr;
+  // Behind the layers' part of the scratch.
+  std::byte* const staging = store_.address(setup_.layout.scratch, setup_.layers->scratch_bytes());
+  return std::make_unique<GpuGroups>(setup_.config, ranks_,
+                                     dynamic_cast<CudaDevice&>(store_.device()), staging);
 }
 
 void Trainer::load(const RunStart& start) {
@@ -264,7 +272,7 @@ void Trainer::advance_moments() {
   const FactoredMoments moments = store_.factored_moments();
   if (moments.sums == nullptr) return;
   const uint64_t elements = setup_.layout.table.factored_elements;
-  ranks_.groups().shard->all_reduce(std::span(moments.sums, elements));
+  groups().shard->all_reduce(std::span(moments.sums, elements));
   for (uint32_t layer = 0; layer < setup_.model.layers.size(); ++layer) {
     for (const FactoredMatrix& matrix : setup_.layout.matrices(layer)) {
       advance_moment(moments, matrix, *pending_);

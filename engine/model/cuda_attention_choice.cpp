@@ -11,40 +11,45 @@
 namespace overspill::cuda {
 
 template <class T>
-AttentionChoice<T>::AttentionChoice(const AttentionShape& shape) : shape_(shape) {
+AttentionChoice<T>::AttentionChoice(const AttentionShape& shape, bool documents)
+    : shape_(shape), documents_(documents) {
   std::string refusal = "it computes in bf16, and precision is float32";
   if (sizeof(T) == 2 && (library_ = open_dnn_library(refusal))) {
     handle_.emplace(*library_);
     DnnAttentionOptions options{.most_workspace_bytes = kMostAttentionWorkspace};
     plans_ = DnnAttention::make(DnnTarget(*handle_), shape, options, refusal);
-    options.documents = true;
-    if (plans_) document_plans_ = DnnAttention::make(DnnTarget(*handle_), shape, options, refusal);
+    if (plans_ && documents) {
+      options.documents = true;
+      document_plans_ = DnnAttention::make(DnnTarget(*handle_), shape, options, refusal);
+    }
   }
-  if (plans_) {
-    log_info("attention: cuDNN {}, on tensor cores", library_->version());
-    if (document_plans_) return;
-    log_info("attention: the portable kernel for batches with documents, as cuDNN has none: {}",
-             refusal);
-    return;
-  }
+  if (plans_) log_info("attention: cuDNN {}, on tensor cores", library_->version());
+  if (plans_ && (!documents || document_plans_)) return;
   if (shape.head_dim > kMaxHeadDim) {
-    fail(ErrorCode::invalid_config,
-         "heads of {} values on a GPU need cuDNN, and that is not used: {}; the kernel without it "
-         "takes heads of up to {}",
-         shape.head_dim, refusal, kMaxHeadDim);
+    fail(
+        ErrorCode::invalid_config,
+        "heads of {} values on a GPU need cuDNN, and that is not used{}: {}; the kernel without it "
+        "takes heads of up to {}",
+        shape.head_dim, plans_ ? " with documents" : "", refusal, kMaxHeadDim);
   }
-  log_info("attention: the portable kernel, without tensor cores; cuDNN is not used: {}", refusal);
+  log_info("attention{}: the portable kernel, without tensor cores; cuDNN is not used: {}",
+           plans_ ? " of documents" : "", refusal);
 }
 
 template <class T>
 uint64_t AttentionChoice<T>::workspace_bytes() const {
-  uint64_t most = 0;
-  for (const auto* plans : {&plans_, &document_plans_}) {
-    most = std::max(most, !*plans ? attention_gradient_workspace_bytes(shape_)
-                                  : std::max((*plans)->forward_workspace_bytes(),
-                                             (*plans)->backward_workspace_bytes()));
-  }
-  return most;
+  const auto needed = [this](const std::optional<DnnAttention>& plans) {
+    if (!plans) return attention_gradient_workspace_bytes(shape_);
+    return std::max(plans->forward_workspace_bytes(), plans->backward_workspace_bytes());
+  };
+  return documents_ ? std::max(needed(plans_), needed(document_plans_)) : needed(plans_);
+}
+
+template <class T>
+const std::optional<DnnAttention>& AttentionChoice<T>::plans(const Tensors& tensors) const {
+  if (tensors.document_begins == nullptr) return plans_;
+  CHECK(documents_);
+  return document_plans_;
 }
 
 template <class T>

@@ -15,8 +15,9 @@ namespace overspill::cuda {
 template <class T>
 class AttentionChoice {
  public:
-  /// On the current GPU. Throws Error(invalid_config) when neither takes the shape.
-  explicit AttentionChoice(const AttentionShape& shape);
+  /// On the current GPU; `documents`: batches may have them. Throws Error(invalid_config) when
+  /// neither takes the shape.
+  AttentionChoice(const AttentionShape& shape, bool documents);
 
   uint64_t workspace_bytes() const;
   void set_stream(cudaStream_t stream);
@@ -34,11 +35,10 @@ class AttentionChoice {
   void backward(const Tensors& tensors, const Gradients& gradients, std::byte* workspace) const;
 
  private:
-  const std::optional<DnnAttention>& plans(const Tensors& tensors) const {
-    return tensors.document_begins == nullptr ? plans_ : document_plans_;
-  }
+  const std::optional<DnnAttention>& plans(const Tensors& tensors) const;
 
   AttentionShape shape_;
+  bool documents_;
   cudaStream_t stream_ = nullptr;
   // Later members refer to earlier ones.
   std::optional<DnnLibrary> library_;

@@ -40,7 +40,7 @@ CudaLlama<T>::CudaLlama(const ModelShape& model, const BatchShape& batch)
     : CudaState(model),
       batch_(batch),
       products_(std::make_unique<GemmPlans>(open_blas_library(), kGemmWorkspaceBytes)),
-      attention_(attention_shape()) {
+      attention_(attention_shape(), batch.documents) {
   scratch_ = cut_cuda_scratch(model_, kType, batch_, 0, nullptr);
   plan_products();
   scratch_ = cut_cuda_scratch(model_, kType, batch_, workspace_bytes(), nullptr);

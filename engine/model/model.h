@@ -17,6 +17,7 @@ namespace overspill {
 struct BatchShape {
   uint64_t sequences = 1;
   uint64_t sequence_len = 0;
+  bool documents = false;  ///< sequences may hold several: document_begins may be given below
   uint64_t tokens() const { return sequences * sequence_len; }
 };
 

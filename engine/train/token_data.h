@@ -21,6 +21,9 @@ enum class TokenFormat : uint8_t { automatic, prepared, nanogpt, llmc, megatron,
 TokenFormat parse_token_format(const std::string& text);
 const char* token_format_name(TokenFormat format);
 
+/// Whether a file of this format is one of `overspill prepare`; false where it cannot be read.
+bool is_prepared_file(const std::filesystem::path& path, TokenFormat format);
+
 /// One token file, read with pread: its pages never count as memory of this process.
 class TokenFile {
  public:

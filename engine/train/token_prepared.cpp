@@ -1,5 +1,7 @@
 // The layout of the files that `overspill prepare` writes (docs/formats/tokens.md), with every rule
 // of the format checked but for the tokens themselves, which are scanned by the reader.
+#include <fcntl.h>
+
 #include <bit>
 #include <cstring>
 #include <span>
@@ -216,6 +218,12 @@ bool is_prepared(const Fd& file) {
   std::string start(std::min<uint64_t>(kMagic.size(), file_size(file)), '\0');
   read_exact(file, 0, std::as_writable_bytes(std::span(start)));
   return start == kMagic;
+}
+
+bool is_prepared_file(const std::filesystem::path& path, TokenFormat format) {
+  std::error_code ignored;
+  if (format != TokenFormat::automatic) return format == TokenFormat::prepared;
+  return std::filesystem::is_regular_file(path, ignored) && is_prepared(open_file(path, O_RDONLY));
 }
 
 TokenLayout read_prepared_layout(Fd file) {

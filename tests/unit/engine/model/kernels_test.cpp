@@ -29,9 +29,10 @@ struct Scratch {
   KernelScratch get() { return {reinterpret_cast<std::byte*>(memory.data())}; }
 };
 
-void expect_close(const Floats& got, const Doubles& want, double tolerance) {
+void expect_close(const Floats& got, const Doubles& want, double tolerance,
+                  double least_scale = 0) {
   ASSERT_EQ(got.size(), want.size());
-  double scale = 0;
+  double scale = least_scale;
   for (const double value : want) scale = std::max(scale, std::abs(value));
   for (size_t i = 0; i < want.size(); ++i) {
     ASSERT_NEAR(got[i], want[i], tolerance * scale) << "element " << i;
@@ -203,8 +204,8 @@ void check_attention(const AttentionShape& s, const std::vector<int32_t>& begins
                          lse.data(), d_o.data(), dq.data(), dk.data(), dv.data());
     expect_close(o, want.o, 2e-6);
     expect_close(lse, want.lse, 1e-6);
-    expect_close(dq, want.dq, 2e-6);
-    expect_close(dk, want.dk, 2e-6);
+    expect_close(dq, want.dq, 2e-6, 0.5);  // exactly 0 where documents are single tokens
+    expect_close(dk, want.dk, 2e-6, 0.5);
     expect_close(dv, want.dv, 2e-6);
     Floats all = o;
     for (const Floats& more : {lse, dq, dk, dv}) all.insert(all.end(), more.begin(), more.end());

@@ -35,8 +35,9 @@ struct PlanOptions {
   uint32_t activation_bytes = 4;       ///< of an element of activations
   /// The device works through streams: batches and results pass through pinned host memory.
   bool streams = false;
-  bool unified = true;                 ///< device and host share memory: no h2d, no d2h
-  uint64_t device_memory = 0;          ///< budgets in bytes
+  bool updates_on_host = false;  ///< of a discrete device too: it keeps no optimizer state
+  bool unified = true;           ///< device and host share memory: no h2d, no d2h
+  uint64_t device_memory = 0;    ///< budgets in bytes
   uint64_t host_memory = 0;
   uint64_t nvme_capacity = UINT64_MAX;
   bool nvme_available = false;

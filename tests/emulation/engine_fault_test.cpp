@@ -118,9 +118,13 @@ TEST_F(GpuFault, NothingIsAllocatedAfterTheStart) {
 TEST_F(GpuFault, LostRankEndsTheOthers) {
   const auto fail_rank =
       fake<decltype(fake_nccl_fail_rank)>(OVERSPILL_FAKE_NCCL, "fake_nccl_fail_rank");
-  fail_rank(1);
   TrainConfig config = tiny_config();
   config.gradient_accumulation_steps = 1;
+  config.max_steps = 500;
+  const std::jthread after_a_step([&] {
+    while (metrics_of(config.output_dir).empty()) std::this_thread::yield();
+    fail_rank(1);
+  });
   try {
     run_ranks(config, 2);
     ADD_FAILURE() << "the run came to its end";

@@ -18,7 +18,7 @@ def data() -> Path:
 
 @pytest.fixture
 def shared_data() -> Path:
-    """Test data beside the repository (OVERSPILL_TEST_DATA); tests that want it are skipped without."""
+    """Test data beside the repository, or in OVERSPILL_TEST_DATA; skips without."""
     given = os.environ.get("OVERSPILL_TEST_DATA")
     folder = Path(given) if given else TESTS.parents[2].parent / "shared" / "data"
     if not folder.is_dir():

@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-
 import reference
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 DATA = Path(__file__).parent / "data"
 SPECIAL = ["<|begin|>", "<|end|>", "<|pad|>", "<|im_start|>", "<|im_end|>", "<|eot_id|>"]
@@ -26,21 +25,28 @@ def make_tokenizer() -> None:
     trainer = trainers.BpeTrainer(
         vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    lines = [line for name in ("chat", "completion", "text")
-             for line in (DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [
+        line
+        for name in ("chat", "completion", "text")
+        for line in (DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     tokenizer.train_from_iterator(lines, trainer)
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     begin = tokenizer.token_to_id("<|begin|>")
-    tokenizer.post_processor = processors.Sequence([
-        processors.ByteLevel(trim_offsets=False),
-        processors.TemplateProcessing(
-            single="<|begin|> $A", special_tokens=[("<|begin|>", begin)]
-        ),
-    ])
+    tokenizer.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(
+                single="<|begin|> $A", special_tokens=[("<|begin|>", begin)]
+            ),
+        ]
+    )
     tokenizer.save(str(DATA / "tokenizer.json"), pretty=False)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<|begin|>", "eos_token": "<|end|>", "pad_token": "<|pad|>",
+        "bos_token": "<|begin|>",
+        "eos_token": "<|end|>",
+        "pad_token": "<|pad|>",
         "chat_template": (DATA / "plain_template.jinja").read_text(encoding="utf-8").rstrip("\n"),
     }
     (DATA / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")

@@ -14,10 +14,16 @@ from overspill.prepare.records import Example, RecordOptions, examples_of, read_
 
 TEMPLATES = Path(__file__).parents[1] / "overspill" / "prepare" / "templates"
 CASES = [
-    ("chat", "model", "assistant"), ("chat", "model", "last"), ("chat", "model", "all"),
-    ("chat", "chatml", "assistant"), ("chat", "llama3", "assistant"),
-    ("chat", "mistral", "last"), ("chat", "qwen", "assistant"), ("chat", "alpaca", "assistant"),
-    ("completion", "model", "assistant"), ("completion", "model", "all"),
+    ("chat", "model", "assistant"),
+    ("chat", "model", "last"),
+    ("chat", "model", "all"),
+    ("chat", "chatml", "assistant"),
+    ("chat", "llama3", "assistant"),
+    ("chat", "mistral", "last"),
+    ("chat", "qwen", "assistant"),
+    ("chat", "alpaca", "assistant"),
+    ("completion", "model", "assistant"),
+    ("completion", "model", "all"),
     ("text", "model", "assistant"),
 ]
 
@@ -34,14 +40,24 @@ def template_text(choice: str) -> str | None:
     return (TEMPLATES / f"{choice}.jinja").read_text(encoding="utf-8")
 
 
-def _ids(tokenizer: Any, messages: list[Any], tools: Any, template: str | None, prompt: bool) -> list[int]:
-    return list(tokenizer.apply_chat_template(
-        messages, tools=tools, chat_template=template, tokenize=True, return_dict=True,
-        add_generation_prompt=prompt,
-    )["input_ids"])
+def _ids(
+    tokenizer: Any, messages: list[Any], tools: Any, template: str | None, prompt: bool
+) -> list[int]:
+    return list(
+        tokenizer.apply_chat_template(
+            messages,
+            tools=tools,
+            chat_template=template,
+            tokenize=True,
+            return_dict=True,
+            add_generation_prompt=prompt,
+        )["input_ids"]
+    )
 
 
-def _by_prefixes(tokenizer: Any, example: Example, template: str | None, train_on: str) -> list[int]:
+def _by_prefixes(
+    tokenizer: Any, example: Example, template: str | None, train_on: str
+) -> list[int]:
     """Token numbers before and after each assistant message; they must be prefixes of the whole."""
     messages, tools = example.messages, example.tools
     whole = _ids(tokenizer, messages, tools, template, False)
@@ -55,7 +71,9 @@ def _by_prefixes(tokenizer: Any, example: Example, template: str | None, train_o
     return mask
 
 
-def encode_chat(tokenizer: Any, example: Example, template: str | None, train_on: str) -> list[list[int]]:
+def encode_chat(
+    tokenizer: Any, example: Example, template: str | None, train_on: str
+) -> list[list[int]]:
     source = template or tokenizer.chat_template
     if train_on == "all" or "generation -%}" not in source:
         ids = _ids(tokenizer, example.messages, example.tools, template, False)
@@ -64,11 +82,18 @@ def encode_chat(tokenizer: Any, example: Example, template: str | None, train_on
         return [ids, _by_prefixes(tokenizer, example, template, train_on)]
     named = {"bos_token": tokenizer.bos_token or "", "eos_token": tokenizer.eos_token or ""}
     encoded = tokenizer.apply_chat_template(
-        example.messages, tools=example.tools, chat_template=template, tokenize=True,
-        return_dict=True, return_assistant_tokens_mask=True, **named,
+        example.messages,
+        tools=example.tools,
+        chat_template=template,
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+        **named,
     )
     ids, mask = list(encoded["input_ids"]), list(encoded["assistant_masks"])
-    if train_on == "last":  # the last of the mask's runs, as each message ends with an untrained token
+    if (
+        train_on == "last"
+    ):  # the last of the mask's runs, as each message ends with an untrained token
         last = max(i for i, bit in enumerate(mask) if bit)
         first = last
         while first > 0 and mask[first - 1]:

@@ -17,7 +17,9 @@ from overspill.prepare.pipeline import split_documents
 
 def run(data: Path, out: Path, *arguments: Any, name: str = "chat.jsonl") -> int:
     inputs = [str(data / name)]
-    return main([*inputs, "--tokenizer", str(data), "-o", str(out), "-j", "1", *map(str, arguments)])
+    return main(
+        [*inputs, "--tokenizer", str(data), "-o", str(out), "-j", "1", *map(str, arguments)]
+    )
 
 
 def golden(data: Path, key: str) -> list[list[list[int]]]:
@@ -60,8 +62,18 @@ def test_processes_do_not_change_the_result(data: Path, tmp_path: Path) -> None:
     many = tmp_path / "many.jsonl"
     lines = (data / "chat.jsonl").read_text().splitlines()
     many.write_text("\n".join(lines * 40) + "\n\n")
-    options = ["--tokenizer", str(data), "--sequence-len", "256", "--validation", "0.1",
-               "--shuffle", "--seed", "5", "--quiet"]
+    options = [
+        "--tokenizer",
+        str(data),
+        "--sequence-len",
+        "256",
+        "--validation",
+        "0.1",
+        "--shuffle",
+        "--seed",
+        "5",
+        "--quiet",
+    ]
     for processes in ("1", "3"):
         out = str(tmp_path / processes)
         assert main([str(many), "-o", out, "-j", processes, *options]) == 0
@@ -106,9 +118,14 @@ def write(path: Path, record: Any) -> Path:
         ({"messages": [{"role": "user"}]}, ["bad.jsonl:2", "messages[0].content"]),
         ({"messages": []}, ["bad.jsonl:2", "messages"]),
         ({"messages": [{"role": "user", "content": "hi"}]}, ["bad.jsonl:2", "no assistant"]),
-        ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}]},
-         ["messages[0].content[0]", "image"]),
-        ({"conversations": [{"from": "martian", "value": "hi"}]}, ["conversations[0].from", "martian"]),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "image"}]}]},
+            ["messages[0].content[0]", "image"],
+        ),
+        (
+            {"conversations": [{"from": "martian", "value": "hi"}]},
+            ["conversations[0].from", "martian"],
+        ),
         ({"instruction": "x", "output": 3}, ["bad.jsonl:2", "output", "int"]),
         ({"prompt": "x", "completion": ""}, ["completion", "empty"]),
         ({"unknown": 1}, ["bad.jsonl:2", "unknown", "--format"]),
@@ -149,10 +166,14 @@ def test_tool_calls_need_a_template_that_has_a_form_for_them(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
-    record = {"conversations": [{"from": "human", "value": "1 + 2?"},
-                                {"from": "function_call", "value": call},
-                                {"from": "observation", "value": "3"},
-                                {"from": "gpt", "value": "Three."}]}
+    record = {
+        "conversations": [
+            {"from": "human", "value": "1 + 2?"},
+            {"from": "function_call", "value": call},
+            {"from": "observation", "value": "3"},
+            {"from": "gpt", "value": "Three."},
+        ]
+    }
     (tmp_path / "calls.jsonl").write_text(json.dumps(record) + "\n")
     options = ["--tokenizer", data, "--template"]
     assert run(tmp_path, tmp_path / "out", *options, "chatml", name="calls.jsonl") == 1

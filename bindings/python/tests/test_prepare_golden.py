@@ -44,8 +44,11 @@ def test_goldens_are_what_transformers_gives(
 
 
 INSTRUCT = [
-    "fastchat-dummy_conversation.sharegpt.json", "torchtune-chat_tiny.sharegpt.json",
-    "llamafactory-identity.alpaca.json", "self-instruct-seed_tasks.jsonl", "gsm8k-test.jsonl",
+    "fastchat-dummy_conversation.sharegpt.json",
+    "torchtune-chat_tiny.sharegpt.json",
+    "llamafactory-identity.alpaca.json",
+    "self-instruct-seed_tasks.jsonl",
+    "gsm8k-test.jsonl",
     "llamafactory-messages-tools.jsonl",
 ]
 
@@ -69,7 +72,7 @@ def gpt2(shared_data: Path, folder: Path) -> Path:
 def test_equals_transformers_on_instruction_data(
     shared_data: Path, tmp_path: Path, name: str, template: str
 ) -> None:
-    """Every record; where a message holds a tool call, templates without a form for it refuse it."""
+    """Every record; templates without a form for tool calls refuse those."""
     pytest.importorskip("transformers")
     folder = torchtitan(shared_data, tmp_path)
     tools = "tools" in name

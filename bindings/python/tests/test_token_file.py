@@ -52,8 +52,14 @@ def test_reads_what_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "part"),
-    [(0, "OSPTOKEN"), (24, "header"), (4096, "tokens"), (8192, "loss mask"),
-     (12288, "document starts"), (16384, "metadata")],
+    [
+        (0, "OSPTOKEN"),
+        (24, "header"),
+        (4096, "tokens"),
+        (8192, "loss mask"),
+        (12288, "document starts"),
+        (16384, "metadata"),
+    ],
 )
 def test_a_changed_byte_is_named(tmp_path: Path, offset: int, part: str) -> None:
     path = tmp_path / "example.tokens"

@@ -10,6 +10,13 @@ from .records import RecordOptions
 from .token_file import TokenFile, TokenFileWriter, read_token_file
 
 __all__ = [
-    "EncodingOptions", "PartSummary", "PrepareError", "PrepareOptions", "RecordOptions",
-    "TokenFile", "TokenFileWriter", "prepare", "read_token_file",
+    "EncodingOptions",
+    "PartSummary",
+    "PrepareError",
+    "PrepareOptions",
+    "RecordOptions",
+    "TokenFile",
+    "TokenFileWriter",
+    "prepare",
+    "read_token_file",
 ]

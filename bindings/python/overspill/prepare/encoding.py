@@ -59,8 +59,12 @@ class ExampleEncoder:
 
     def _encode_chat(self, example: Example) -> tuple[Tokens, Mask]:
         if self._template is None:
-            raise at(example.where, "", f"a conversation, and {self._tokenizer.path} has no chat template",
-                     "name one with --template (for a base model chatml or alpaca)")
+            raise at(
+                example.where,
+                "",
+                f"a conversation, and {self._tokenizer.path} has no chat template",
+                "name one with --template (for a base model chatml or alpaca)",
+            )
         try:
             if self._options.train_on == "all":
                 text, spans = self._template.render(example.messages, example.tools)
@@ -70,8 +74,12 @@ class ExampleEncoder:
         except PrepareError as error:
             raise PrepareError(f"{example.where}: {error}") from error
         except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise at(example.where, "messages", f"chat template {self._template.name}: {error}",
-                     "correct the record, or name another template with --template") from error
+            raise at(
+                example.where,
+                "messages",
+                f"chat template {self._template.name}: {error}",
+                "correct the record, or name another template with --template",
+            ) from error
         if self._options.train_on == "last":
             spans = spans[-1:]
         encoding = self._tokenizer.encode(text, special=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class PrepareError(Exception):
-    """An input, tokenizer or option that cannot be used; its text says what, where, why and the fix."""
+    """An input, tokenizer or option that cannot be used: what, where, why, and the fix."""
 
 
 def at(where: str, field: str, cause: str, fix: str) -> PrepareError:

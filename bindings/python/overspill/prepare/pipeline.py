@@ -1,5 +1,5 @@
-"""The two passes of a preparation: encode every example (in several processes), then split, pack and
-write. The result depends on inputs, options and seed alone, not on the number of processes.
+"""The two passes of a preparation: encode every example (in several processes), then split, pack
+and write. The result depends on inputs, options and seed alone, not on the number of processes.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _fill_spool(options: PrepareOptions, spool: Spool) -> None:
 def split_documents(count: int, validation: float, seed: int) -> tuple[list[int], list[int]]:
     """Document numbers of the training and validation parts: a share below 1, or a number."""
     wanted = round(validation * count) if validation < 1 else int(validation)
-    if 0 < validation and not 0 < wanted < count:
+    if validation > 0 and not 0 < wanted < count:
         raise PrepareError(
             f"--validation {validation:g} of {count} examples leaves {wanted} for validation and "
             f"{count - wanted} for training; both need one at least"
@@ -187,7 +187,9 @@ class _PartWriter:
         stream = options.packing == "stream"
         length = 0 if stream else options.sequence_len
         writer = TokenFileWriter(
-            path, vocab_size=self._tokenizer.vocab_size, sequence_len=length,
+            path,
+            vocab_size=self._tokenizer.vocab_size,
+            sequence_len=length,
             pad_token=self._tokenizer.padding_id,
         )
         try:

@@ -10,7 +10,9 @@ from typing import TextIO
 class Progress:
     """`[#####.....] 52 %  120000 examples  3.1 M tokens  0:12`, at most ten times a second."""
 
-    def __init__(self, total_bytes: int, *, shown: bool | None = None, out: TextIO | None = None) -> None:
+    def __init__(
+        self, total_bytes: int, *, shown: bool | None = None, out: TextIO | None = None
+    ) -> None:
         self._out = out or sys.stderr
         self._shown = self._out.isatty() if shown is None else shown
         self._total = max(1, total_bytes)
@@ -31,8 +33,8 @@ class Progress:
         bar = ("#" * round(20 * share)).ljust(20, ".")
         minutes, seconds = divmod(int(now - self._start), 60)
         self._out.write(
-            f"\r[{bar}] {share:4.0%}  {self._examples} examples  {self._tokens / 1e6:.1f} M tokens  "
-            f"{minutes}:{seconds:02d} "
+            f"\r[{bar}] {share:4.0%}  {self._examples} examples  "
+            f"{self._tokens / 1e6:.1f} M tokens  {minutes}:{seconds:02d} "
         )
         self._out.flush()
 

@@ -17,9 +17,18 @@ from .errors import PrepareError, at
 FORMATS = ("messages", "sharegpt", "alpaca", "completion", "text")
 COMPLETION_FIELDS = (("prompt", "completion"), ("question", "answer"), ("prompt", "response"))
 ROLES = {
-    "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant",
-    "assistant": "assistant", "bard": "assistant", "bing": "assistant", "model": "assistant",
-    "system": "system", "tool": "tool", "observation": "tool", "function_response": "tool",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "bard": "assistant",
+    "bing": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
     "function_call": "function_call",
 }
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -86,8 +95,12 @@ def _parts(where: str, name: str, parts: list[Any], message: dict[str, Any]) -> 
         place = f"{name}[{index}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "reasoning", "tool_call", "tool_calls"):
-            raise at(where, place, f"type {kind!r}",
-                     "only text, reasoning and tool_call are supported; remove the part")
+            raise at(
+                where,
+                place,
+                f"type {kind!r}",
+                "only text, reasoning and tool_call are supported; remove the part",
+            )
         value = part.get("value", part.get("text", part.get("content")))
         if kind == "text":
             texts.append(_string(where, place, value))
@@ -207,8 +220,12 @@ def _completion_fields(record: dict[str, Any], options: RecordOptions) -> tuple[
 def _from_completion(where: str, record: dict[str, Any], options: RecordOptions) -> list[Example]:
     fields = _completion_fields(record, options)
     if fields is None:
-        raise at(where, "", f"no prompt and completion among the fields {', '.join(record)}",
-                 "name them with --prompt-field and --completion-field")
+        raise at(
+            where,
+            "",
+            f"no prompt and completion among the fields {', '.join(record)}",
+            "name them with --prompt-field and --completion-field",
+        )
     prompt, completion = (_string(where, name, record.get(name)) for name in fields)
     if not completion:
         raise at(where, fields[1], "empty", "remove the record: nothing to learn from it")
@@ -229,15 +246,23 @@ def _detect(where: str, record: dict[str, Any], options: RecordOptions) -> str:
         return "completion"
     if options.text_field in record:
         return "text"
-    raise at(where, "", f"unknown kind of record with the fields {', '.join(record) or '(none)'}",
-             "give --format, or name the fields with --prompt-field and --completion-field")
+    raise at(
+        where,
+        "",
+        f"unknown kind of record with the fields {', '.join(record) or '(none)'}",
+        "give --format, or name the fields with --prompt-field and --completion-field",
+    )
 
 
 def parse_record(where: str, record: Any, options: RecordOptions) -> list[Example]:
     """The examples of one record; most have one."""
     if not isinstance(record, dict):
-        raise at(where, "", f"{type(record).__name__} where an object is expected",
-                 "give one JSON object a line, or a list of them")
+        raise at(
+            where,
+            "",
+            f"{type(record).__name__} where an object is expected",
+            "give one JSON object a line, or a list of them",
+        )
     kind = options.format or _detect(where, record, options)
     if kind == "messages":
         return _from_messages(where, record)
@@ -283,7 +308,7 @@ def read_raw(path: Path, separator: str | None = None) -> Iterator[tuple[str, An
             content = json.loads(text)
         except ValueError as error:
             raise PrepareError(
-                f"{path}: not JSON ({error}); correct it, or name it .jsonl if it has one object a line"
+                f"{path}: not JSON ({error}); correct it, or name it .jsonl if each line is one"
             ) from error
         records = content if isinstance(content, list) else [content]
         for index, record in enumerate(records):
@@ -303,5 +328,7 @@ def examples_of(where: str, raw: Any, options: RecordOptions) -> list[Example]:
         try:
             raw = json.loads(raw)
         except ValueError as error:
-            raise PrepareError(f"{where}: not JSON ({error}); correct or remove the line") from error
+            raise PrepareError(
+                f"{where}: not JSON ({error}); correct or remove the line"
+            ) from error
     return parse_record(where, raw, options)

@@ -1,4 +1,4 @@
-"""Encoded documents on disk between the two passes of a preparation: appended, then read by number."""
+"""Encoded documents on disk between the two passes: appended, then read by number."""
 
 from __future__ import annotations
 

@@ -39,9 +39,9 @@ _HAS_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}...{% endgeneration %}`: notes where its text lies in the output."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it this way
 
-    def parse(self, parser: Any) -> jinja2.nodes.CallBlock:
+    def parse(self, parser: Any) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.CallBlock(self.call_method("note", []), [], [], body).set_lineno(line)
@@ -63,8 +63,11 @@ class _Recorder:
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None,
-    separators: tuple[str, str] | None = None, sort_keys: bool = False,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes for HTML, which a model must not see.
     return json.dumps(
@@ -80,12 +83,16 @@ class ChatTemplate:
     """A compiled template with its tokenizer's special tokens. Not thread-safe."""
 
     def __init__(
-        self, source: str, named_tokens: dict[str, str], *, name: str = "template",
+        self,
+        source: str,
+        named_tokens: dict[str, str],
+        *,
+        name: str = "template",
         today: datetime.date | None = None,
     ) -> None:
         self.name = name
         self.has_generation = _HAS_GENERATION.search(source) is not None
-        environment = ImmutableSandboxedEnvironment(
+        environment: Any = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
         day = today or datetime.date.today()
@@ -93,14 +100,14 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = day.strftime
         environment.globals.update(named_tokens)
-        self._environment: Any = environment
-        self._environment.recorder = None
+        environment.recorder = None
+        self._environment = environment
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise PrepareError(
-                f"chat template {name}, line {error.lineno}: {error.message}; correct the template, "
-                f"or name another one with --template"
+                f"chat template {name}, line {error.lineno}: {error.message}; correct "
+                f"the template, or name another one with --template"
             ) from error
 
     def render(

@@ -116,10 +116,21 @@ class TokenFileWriter:
     def _write_header(self, offsets: list[int], crcs: list[int], metadata_bytes: int) -> None:
         file_bytes = self._file.tell()
         header = HEADER.pack(
-            MAGIC, VERSION, HEADER_BYTES, self.dtype.itemsize, FLAG_MASK,
-            self.token_count, len(self._starts), self.sequence_len, self.trained_count,
-            self.vocab_size, self.pad_token if self.padding_count else NO_PADDING,
-            *offsets, metadata_bytes, file_bytes, *crcs,
+            MAGIC,
+            VERSION,
+            HEADER_BYTES,
+            self.dtype.itemsize,
+            FLAG_MASK,
+            self.token_count,
+            len(self._starts),
+            self.sequence_len,
+            self.trained_count,
+            self.vocab_size,
+            self.pad_token if self.padding_count else NO_PADDING,
+            *offsets,
+            metadata_bytes,
+            file_bytes,
+            *crcs,
         )
         header = header.ljust(HEADER_BYTES - 4, b"\0")
         self._file.seek(0)
@@ -199,9 +210,18 @@ def read_token_file(path: str | os.PathLike[str], *, check: bool = True) -> Toke
         sections = (tokens, mask, starts, metadata)
         names = ("tokens", "loss mask", "document starts", "metadata")
         for name, values, crc in zip(names, sections, fields[14:18], strict=True):
-            if values is not None and zlib.crc32(memoryview(values).cast("B")) != crc:
+            if values is not None and zlib.crc32(values.data) != crc:
                 raise _damaged(path, f"the checksum of the {name} does not match")
     return TokenFile(
-        path, count, documents, sequence_len, trained, vocab_size,
-        None if pad == NO_PADDING else pad, tokens, starts, json.loads(metadata.tobytes()), mask,
+        path,
+        count,
+        documents,
+        sequence_len,
+        trained,
+        vocab_size,
+        None if pad == NO_PADDING else pad,
+        tokens,
+        starts,
+        json.loads(metadata.tobytes()),
+        mask,
     )

@@ -14,7 +14,15 @@ from tokenizers import AddedToken, Encoding, Tokenizer, decoders, models, pre_to
 
 from .errors import PrepareError
 
-NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+NAMED_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 @dataclass
@@ -38,7 +46,7 @@ class ModelTokenizer:
 
     @property
     def padding_id(self) -> int:
-        """The pad token, else end of text, else token 0: padding is never attended or trained on."""
+        """The pad token, else end of text, else token 0: padding is never trained on."""
         for name in ("pad_token", "eos_token"):
             token = self.named_tokens.get(name)
             if token is not None and (token_id := self.backend.token_to_id(token)) is not None:
@@ -110,7 +118,9 @@ def _add_tokens(tokenizer: Tokenizer, config: dict[str, Any], named: dict[str, s
     for token in wanted:
         if token.content not in known:
             known.add(token.content)
-            tokenizer.add_special_tokens([token]) if token.special else tokenizer.add_tokens([token])
+            tokenizer.add_special_tokens([token]) if token.special else tokenizer.add_tokens(
+                [token]
+            )
 
 
 def _chat_template(directory: Path, config: dict[str, Any]) -> str | None:

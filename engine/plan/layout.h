@@ -65,6 +65,10 @@ struct PlanOptions {
   ReduceType reduce_type = ReduceType::bf16;
 
   OptimizerSettings optimizer_settings{};  ///< `master` follows the precision
+  uint32_t held_layers = 1;                ///< whose weights are in use at once
+  /// By layer: gradient pages hold its float32 sums as well, as long as these are not complete.
+  /// Empty: none.
+  std::vector<char> paged_sums{};
 
   /// This rank among those that share the state.
   RankOf rank_of() const { return {rank, ranks, !shard_weights}; }
@@ -75,6 +79,11 @@ struct PlanOptions {
   OptimizerSettings update_rule() const;
   uint32_t weight_bytes() const { return precision == Precision::bf16 ? 2 : 4; }
   uint32_t gradient_bytes() const { return weight_bytes(); }
+  bool pages_sums(uint32_t layer) const { return !paged_sums.empty() && paged_sums[layer] != 0; }
+  /// Whether the layer's gradient has pages with a home.
+  bool stores_gradient(uint32_t layer) const {
+    return update == UpdateTiming::next_forward || pages_sums(layer);
+  }
   uint32_t reduce_bytes() const { return reduce_type == ReduceType::bf16 ? 2 : 4; }
 };
 

@@ -55,7 +55,6 @@ struct PlacementProblem {
   /// Of the largest layer: chunks that this rank keeps, and those that it updates.
   uint32_t max_chunks() const;
   uint32_t max_own_chunks() const;
-  bool stores_gradients() const { return options.update == UpdateTiming::next_forward; }
 };
 
 /// Slots and totals that the homes need; `generous` asks for pipelining room, else for the least.

@@ -217,8 +217,9 @@ void StepPlanner::export_gradient(uint32_t layer, uint32_t c, Location sum,
   const Access source =
       access(at, layout_.gradient_sum[layer], AccessMode::read, chunk.parameters * sizeof(float));
   const auto cast_to = [&](Location to) {
+    const uint64_t bytes = chunk.parameters * layout_.options.gradient_bytes();
     emit(OpKind::export_gradient, Lane::compute, layer, c, chunk.parameters,
-         {source, access(to, id, AccessMode::write)});
+         {source, access(to, id, AccessMode::write, bytes)});
   };
   if (updates_in_backward()) {
     // Float32 stays in place. The export is emitted all the same: the update waits for it, and so

@@ -40,7 +40,7 @@ class StepPlanner {
       : layout_(layout),
         kind_(kind),
         unified_(layout.options.unified),
-        lowest_(layout.model.lowest_trainable()),
+        lowest_(kind.backward ? layout.model.lowest_trainable() : 0),
         hazards_(layout.slots.size(), layout.pages.size()),
         stages_(layout.stages),
         records_(layout.records),
@@ -55,6 +55,7 @@ class StepPlanner {
   Program plan();
 
  private:
+  friend class FragmentPlanner;
   static constexpr uint32_t kNobody = UINT32_MAX;
   struct RingEntry {
     SlotId slot;

@@ -26,7 +26,18 @@ std::filesystem::path config_path(const TrainConfig& config) {
   return config.base_model_config.empty() ? config.base_model : config.base_model_config;
 }
 
-/// With `stripe: local`, keeps the paths whose drives are on the NUMA node of this process's CPUs.
+/// Plans once: the machine does not change. HWLOC_XMLFILE's has other CPUs than this one.
+const CpuPlan& process_cpus() {
+  static const CpuPlan plan = [] {
+    const Machine machine = read_machine();
+    return machine.is_this_system ? plan_cpus(machine, {.allowed = allowed_cpus()}) : CpuPlan{};
+  }();
+  if (!parallel_groups_chosen()) set_parallel_groups(parallel_groups_of(plan));
+  return plan;
+}
+
+}  // namespace
+
 TrainConfig with_chosen_drives(TrainConfig config) {
   OffloadConfig& offload = config.offload;
   if (offload.stripe == StripeOver::all || offload.nvme_paths.empty()) return config;
@@ -57,33 +68,17 @@ TrainConfig with_chosen_drives(TrainConfig config) {
   return config;
 }
 
-/// Plans once: the machine does not change. HWLOC_XMLFILE's has other CPUs than this one.
-const CpuPlan& process_cpus() {
-  static const CpuPlan plan = [] {
-    const Machine machine = read_machine();
-    return machine.is_this_system ? plan_cpus(machine, {.allowed = allowed_cpus()}) : CpuPlan{};
-  }();
-  if (!parallel_groups_chosen()) set_parallel_groups(parallel_groups_of(plan));
-  return plan;
-}
-
-}  // namespace
-
 ModelShape trained_model(const TrainConfig& config) {
   ModelShape model = llama_layers(load_model_config(config_path(config)));
   apply_parameter_groups(model, config.unfrozen_parameters, config.lr_groups);
   return model;
 }
 
-PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, const Llama& llama,
-                         const RankIdentity& rank) {
+PlanOptions state_options(const TrainConfig& config, const RankIdentity& rank) {
   const OffloadConfig& offload = config.offload;
   PlanOptions o;
   o.precision = config.precision;
   o.micro_batches = config.gradient_accumulation_steps;
-  o.micro_batch_tokens = batch.tokens();
-  o.sequence_len = batch.sequence_len;
-  o.compute_scratch_bytes = llama.scratch_bytes();
   o.unified = offload.device == DeviceMode::unified;
   o.device_memory = offload.device_memory.value_or(third_of_memory() / rank.local_ranks);
   o.host_memory = offload.host_memory.value_or(third_of_memory() / rank.local_ranks);
@@ -102,10 +97,19 @@ PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, con
   o.record_slots = offload.record_slots;
   o.stage_slots = offload.stage_slots;
   o.update = offload.update;
-  if (offload.update_twice) {
-    o.update_twice.assign(llama.model().layers.size(), *offload.update_twice);
-  }
   o.optimizer_settings = optimizer_settings(config);
+  return o;
+}
+
+PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, const Llama& llama,
+                         const RankIdentity& rank) {
+  PlanOptions o = state_options(config, rank);
+  o.micro_batch_tokens = batch.tokens();
+  o.sequence_len = batch.sequence_len;
+  o.compute_scratch_bytes = llama.scratch_bytes();
+  if (config.offload.update_twice) {
+    o.update_twice.assign(llama.model().layers.size(), *config.offload.update_twice);
+  }
   return o;
 }
 

@@ -32,6 +32,13 @@ struct RunSetup {
 /// The shape that a configuration trains, its frozen tensors and groups marked.
 ModelShape trained_model(const TrainConfig& config);
 
+/// With `stripe: local`, keeps the paths whose drives are on the NUMA node of this process's CPUs.
+TrainConfig with_chosen_drives(TrainConfig config);
+
+/// Budgets, homes and the sharing of state between ranks: what plans depend on beside what the
+/// layers compute.
+PlanOptions state_options(const TrainConfig& config, const RankIdentity& rank);
+
 /// What the planner is asked for, for one of the ranks. Budgets that the configuration leaves open
 /// are a third of this machine's memory, which the ranks of a host share.
 PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, const Llama& llama,

@@ -12,6 +12,7 @@
 #include "engine/train/file_hashes.h"
 #include "engine/train/model_state.h"
 #include "engine/train/rank_setup.h"
+#include "engine/train/step_decision.h"
 
 namespace overspill {
 namespace {
@@ -188,8 +189,9 @@ void Trainer::decide_update(StepOutcome& outcome, const StepResults& step) {
   const TrainConfig& config = setup_.config;
   const double squares = step.square_sum();
   outcome.loss = step.loss_sum() / static_cast<double>(setup_.batch.tokens() * step.losses.size());
-  outcome.grad_norm = std::sqrt(squares);
-  const bool finite = !step.non_finite && std::isfinite(outcome.loss) && std::isfinite(squares);
+  const StepDecision decision = decide_step(squares, step.non_finite, config.max_grad_norm);
+  outcome.grad_norm = decision.grad_norm;
+  const bool finite = decision.finite && std::isfinite(outcome.loss);
   const bool in_backward = config.offload.update == UpdateTiming::in_backward;
   if (finite) {
     non_finite_in_row_ = 0;
@@ -197,10 +199,8 @@ void Trainer::decide_update(StepOutcome& outcome, const StepResults& step) {
       ++position_.updates;
       return;
     }
-    const double norm = outcome.grad_norm, limit = config.max_grad_norm;
-    const double clip = limit > 0 ? std::min(1.0, limit / (norm + 1e-6)) : 1.0;
-    pending_ = next_update(clip);
-    advance_moments();
+    pending_ = next_update(decision.clip_factor);
+    advance_moments(store_, *pending_, ranks_);
     return;
   }
   outcome.skipped = true;
@@ -223,18 +223,6 @@ void Trainer::decide_update(StepOutcome& outcome, const StepResults& step) {
   if (!ranks_.first()) return;  // all ranks skip it
   log_warning("step {}: non-finite {}: update skipped ({} in a row)", position_.step + 1, what,
               non_finite_in_row_);
-}
-
-void Trainer::advance_moments() {
-  const FactoredMoments moments = store_.factored_moments();
-  if (moments.sums == nullptr) return;
-  const uint64_t elements = setup_.layout.table.factored_elements;
-  ranks_.groups().shard->all_reduce(std::span(moments.sums, elements));
-  for (uint32_t layer = 0; layer < setup_.model.layers.size(); ++layer) {
-    for (const FactoredMatrix& matrix : setup_.layout.matrices(layer)) {
-      advance_moment(moments, matrix, *pending_);
-    }
-  }
 }
 
 void Trainer::flush() {

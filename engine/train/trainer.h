@@ -64,8 +64,6 @@ class Trainer {
   void decide_update(StepOutcome& outcome, const StepResults& results);
   /// The scalars of the update of the step under way.
   UpdateStep next_update(double gradient_scale) const;
-  /// Moves factored moments on to the pending update.
-  void advance_moments();
   Trace execute(const Program& program, StepContext& context);
   /// Applies the pending update, if any, so that the pages are those after `position_.step` steps.
   void flush();

@@ -30,12 +30,14 @@ class Optimizer(torch.optim.Optimizer):
         plan: Plan,
         *,
         in_backward: bool,
+        world_size: int = 1,
     ) -> None:
         super().__init__(groups, defaults)
         self.engine: Engine = pager.engine
         self.plan = plan
         self._pager = pager
         self._in_backward = in_backward
+        self._world_size = world_size
         self._begun = False
         self._pending = 0  # gradients since the last step
         self._loss_scale = 1.0
@@ -48,6 +50,8 @@ class Optimizer(torch.optim.Optimizer):
             )
             self._begun = True
         self._pending += 1
+        if self._world_size > 1:  # the engine adds up; PyTorch's ranks take the mean
+            gradient = gradient / self._world_size
         self.engine.submit_gradient(managed.layer, managed.index, gradient, self._pager.stream())
 
     def _rates(self) -> list[float]:

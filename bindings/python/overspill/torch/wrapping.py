@@ -197,7 +197,8 @@ def wrap(
         for number, managed in enumerate(registered):
             pager.add_layer(Layer(number, managed))
             for entry in managed:  # what unfrozen_parameters does not match
-                entry.parameter.requires_grad_(not engine.tensor_info(entry.name).frozen)
+                if engine.tensor_info(entry.name).frozen:
+                    entry.parameter.requires_grad_(False)
         _fill(pager, weights)
     except BaseException:
         engine.close()
@@ -205,7 +206,7 @@ def wrap(
     in_backward = keys["offload"]["update"] == "in_backward"
     optimizer = Optimizer(
         [g for g in parameter_groups], {"lr": rate, "weight_decay": 0.0}, pager, plan,
-        in_backward=in_backward,
+        in_backward=in_backward, world_size=ranks.world_size,
     )  # fmt: skip
     _install_hooks(groups, pager, optimizer, model)
     model.overspill_pager = pager  # type: ignore[assignment]

@@ -13,9 +13,6 @@
 namespace overspill {
 namespace {
 
-/// Of a GPU's memory: kernels' code is loaded at their first launch, and libraries have buffers.
-constexpr uint64_t kKeptPart = 64;
-
 class CudaEvent final : public DeviceEvent {
  public:
   explicit CudaEvent(const CudaLibrary& cuda) : cuda_(cuda) {
@@ -121,7 +118,7 @@ void Gpu::allocate(uint64_t bytes) {
   if (bytes == 0) return;
   size_t free = 0, total = 0;
   cuda_check(cuda_, cuda_.cudaMemGetInfo(&free, &total), "read the free memory of {}", where_);
-  const uint64_t kept = total / kKeptPart;
+  const uint64_t kept = total / kKeptGpuPart;
   void* memory = nullptr;
   const cudaError_t status = free < kept || bytes > free - kept ? cudaErrorMemoryAllocation
                                                                 : cuda_.cudaMalloc(&memory, bytes);

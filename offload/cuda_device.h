@@ -36,6 +36,19 @@ CudaGpus cuda_devices();
 /// Error(invalid_config) when there are too few.
 uint32_t gpu_of_local_rank(uint32_t local_rank);
 
+/// Makes the GPU the calling thread's, for libraries of NVIDIA. Throws Error(not_found) without one.
+void use_gpu(uint32_t gpu);
+
+/// Of a GPU's memory a 64th stays free: kernels' code is loaded at their first launch, and
+/// libraries have buffers.
+inline constexpr uint64_t kKeptGpuPart = 64;
+
+struct GpuMemory {
+  uint64_t free, total;  ///< bytes
+};
+/// As CUDA sees it now, less the part that is kept.
+GpuMemory gpu_memory(uint32_t gpu);
+
 class CudaDevice : public Device {
  public:
   uint32_t gpu() const { return gpu_; }

@@ -98,4 +98,23 @@ uint32_t gpu_of_local_rank(uint32_t local_rank) {
        local_rank, found.gpus.size(), found.gpus.size());
 }
 
+void use_gpu(uint32_t gpu) {
+  const CudaGpus found = cuda_devices();
+  if (found.gpus.empty()) fail(ErrorCode::not_found, "no GPU {}: {}", gpu, found.absence);
+  const CudaLibrary cuda = open_cuda_library();
+  cuda_check(cuda, cuda.cudaSetDevice(static_cast<int>(gpu)), "use GPU {}", gpu);
+  // Threads that wait sleep: the cores are for the host's share of the work.
+  cuda_check(cuda, cuda.cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync),
+             "start the context on GPU {}", gpu);
+}
+
+GpuMemory gpu_memory(uint32_t gpu) {
+  use_gpu(gpu);
+  const CudaLibrary cuda = open_cuda_library();
+  size_t free = 0, total = 0;
+  cuda_check(cuda, cuda.cudaMemGetInfo(&free, &total), "read the free memory of GPU {}", gpu);
+  const uint64_t kept = total / kKeptGpuPart;
+  return {free > kept ? free - kept : 0, total};
+}
+
 }  // namespace overspill

@@ -16,6 +16,10 @@ uint32_t gpu_of_local_rank(uint32_t local_rank) {
   fail(ErrorCode::not_found, "no GPU for local rank {}: {}", local_rank, kAbsence);
 }
 
+void use_gpu(uint32_t gpu) { fail(ErrorCode::not_found, "no GPU {}: {}", gpu, kAbsence); }
+
+GpuMemory gpu_memory(uint32_t gpu) { fail(ErrorCode::not_found, "no GPU {}: {}", gpu, kAbsence); }
+
 std::unique_ptr<CudaDevice> make_cuda_device(uint64_t, uint32_t gpu) {
   fail(ErrorCode::not_found, "no GPU {}: {}", gpu, kAbsence);
 }

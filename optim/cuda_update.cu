@@ -1,114 +1,63 @@
-// The update rules on the GPU. Operation by operation those of optim/update_kernels.cpp, in terms
-// of exact_add, exact_mul, exact_div and exact_sqrt.
+// Updates with float32 moments and with factored ones, and the runs of a chunk.
 #include "optim/cuda_update.h"
 
-#include "engine/base/cuda_vector.h"
+#include "engine/base/random.h"
+#include "optim/cuda_update_rules.h"
 
 namespace overspill::cuda {
 namespace {
 
-/// The scalars of one run, and its arrays from its first parameter on.
-struct Run {
-  float decay, step_size, gradient_scale;
-  float beta1, beta2, one_minus_beta1, one_minus_beta2;
-  float inverse_sqrt_bias2, epsilon;
-  std::byte *weight, *remainder;
-  float *first, *second;
-  const std::byte* gradient;
-};
-
-__device__ inline float exact_sub(float a, float b) { return exact_add(a, -b); }
-
-/// kMomentum: sgd has a first moment.
-template <OptimizerKind kKind, bool kMomentum>
-__device__ float next_master(const Run& a, float p, float g, float& m, float& v) {
-  g = exact_mul(g, a.gradient_scale);
-  if constexpr (kKind == OptimizerKind::adamw) {
-    p = exact_mul(p, a.decay);
-    m = exact_add(m, exact_mul(a.one_minus_beta1, exact_sub(g, m)));
-    v = exact_add(exact_mul(a.beta2, v), exact_mul(exact_mul(a.one_minus_beta2, g), g));
-    const float root = exact_mul(exact_sqrt(v), a.inverse_sqrt_bias2);
-    const float ratio = exact_div(m, exact_add(root, a.epsilon));
-    return exact_sub(p, exact_mul(a.step_size, ratio));
-  } else if constexpr (kKind == OptimizerKind::lion) {
-    p = exact_mul(p, a.decay);
-    const float direction = exact_add(exact_mul(a.beta1, m), exact_mul(a.one_minus_beta1, g));
-    m = exact_add(exact_mul(a.beta2, m), exact_mul(a.one_minus_beta2, g));
-    const float change = direction != 0 ? copysignf(a.step_size, direction) : 0.0f;
-    return exact_sub(p, change);
-  } else {
-    g = exact_add(g, exact_mul(a.decay, p));
-    if constexpr (kMomentum) {
-      m = exact_add(exact_mul(a.beta1, m), g);
-      g = m;
-    }
-    return exact_sub(p, exact_mul(a.step_size, g));
-  }
-}
-
-/// optim/split_master.h: the weight's bits above the remainder's, which may carry.
-template <int kWidth>
-__device__ void load_split(const Run& a, uint64_t i, float (&master)[kWidth]) {
-  const auto* remainder = reinterpret_cast<const int16_t*>(a.remainder) + i;
-  load<kWidth>(reinterpret_cast<const bf16*>(a.weight) + i, master);
-  alignas(16) int16_t low[kWidth];
-  if constexpr (kWidth == 1) {
-    low[0] = *remainder;
-  } else {
-    *reinterpret_cast<uint4*>(low) = *reinterpret_cast<const uint4*>(remainder);
-  }
-  for (int j = 0; j < kWidth; ++j) {
-    const auto carry = static_cast<uint32_t>(static_cast<int32_t>(low[j]));
-    master[j] = float_of_bits(bits_of_float(master[j]) + carry);
-  }
-}
-
-template <int kWidth>
-__device__ void store_split(const float (&master)[kWidth], const Run& a, uint64_t i) {
-  alignas(16) uint16_t high[kWidth], low[kWidth];
-  for (int j = 0; j < kWidth; ++j) {
-    const uint32_t bits = bits_of_float(master[j]);
-    high[j] = static_cast<uint16_t>((bits + 0x8000u) >> 16);
-    low[j] = static_cast<uint16_t>(bits);
-  }
-  auto* weight = reinterpret_cast<uint16_t*>(a.weight) + i;
-  auto* remainder = reinterpret_cast<uint16_t*>(a.remainder) + i;
-  if constexpr (kWidth == 1) {
-    *weight = high[0];
-    *remainder = low[0];
-  } else {
-    *reinterpret_cast<uint4*>(weight) = *reinterpret_cast<const uint4*>(high);
-    *reinterpret_cast<uint4*>(remainder) = *reinterpret_cast<const uint4*>(low);
-  }
-}
-
-template <OptimizerKind kKind, MasterFormat kMaster, bool kMomentum>
+template <Rule kRule, MasterFormat kMaster>
 struct Update {
-  static constexpr bool kFirst = kKind != OptimizerKind::sgd || kMomentum;
-  static constexpr bool kSecond = kKind == OptimizerKind::adamw;
-  Run run;
+  static constexpr bool kFirst = kHasFirst<kRule>, kSecond = kHasSecond<kRule>;
+  DeviceRun run;
 
   template <int kWidth>
   __device__ void at(uint64_t i) const {
+    auto* const first = reinterpret_cast<float*>(run.first);
+    auto* const second = reinterpret_cast<float*>(run.second);
     float p[kWidth], g[kWidth], m[kWidth] = {}, v[kWidth] = {};
-    if constexpr (kMaster == MasterFormat::split) {
-      load_split<kWidth>(run, i, p);
-      load<kWidth>(reinterpret_cast<const bf16*>(run.gradient) + i, g);
-    } else {
-      load<kWidth>(reinterpret_cast<const float*>(run.weight) + i, p);
-      load<kWidth>(reinterpret_cast<const float*>(run.gradient) + i, g);
+    load_parameters<kMaster>(run, i, p, g);
+    if constexpr (kFirst) load<kWidth>(first + i, m);
+    if constexpr (kSecond) load<kWidth>(second + i, v);
+    for (int j = 0; j < kWidth; ++j) p[j] = next_master<kRule>(run, p[j], g[j], m[j], v[j]);
+    store_master<kMaster>(p, run, i);
+    if constexpr (kFirst) store<kWidth>(m, first + i);
+    if constexpr (kSecond) store<kWidth>(v, second + i);
+  }
+};
+
+/// Adafactor's factored second moment: averages of the matrix's rows and columns.
+struct Factors {
+  const float *rows, *columns, *mean;
+  uint64_t column_count;
+  uint64_t element;  ///< of the matrix: the run's first parameter
+};
+
+template <MasterFormat kMaster>
+struct FactoredUpdate {
+  DeviceRun run;
+  Factors factors;
+
+  __device__ float row_scale(uint64_t row) const {
+    return exact_sqrt(exact_div(*factors.mean, factors.rows[row]));
+  }
+  template <int kWidth>
+  __device__ void at(uint64_t i) const {
+    float p[kWidth], g[kWidth];
+    load_parameters<kMaster>(run, i, p, g);
+    uint64_t row = (factors.element + i) / factors.column_count;
+    uint64_t column = (factors.element + i) % factors.column_count;
+    float scale = row_scale(row);
+    for (int j = 0; j < kWidth; ++j) {
+      if (column == factors.column_count) {
+        column = 0;
+        scale = row_scale(++row);
+      }
+      g[j] = exact_mul(exact_mul(g[j], run.gradient_scale), scale);
+      p[j] = normalised(run, p[j], g[j], factors.columns[column++]);
     }
-    if constexpr (kFirst) load<kWidth>(run.first + i, m);
-    if constexpr (kSecond) load<kWidth>(run.second + i, v);
-    for (int j = 0; j < kWidth; ++j)
-      p[j] = next_master<kKind, kMomentum>(run, p[j], g[j], m[j], v[j]);
-    if constexpr (kMaster == MasterFormat::split) {
-      store_split<kWidth>(p, run, i);
-    } else {
-      store<kWidth>(p, reinterpret_cast<float*>(run.weight) + i);
-    }
-    if constexpr (kFirst) store<kWidth>(m, run.first + i);
-    if constexpr (kSecond) store<kWidth>(v, run.second + i);
+    store_master<kMaster>(p, run, i);
   }
 };
 
@@ -121,68 +70,115 @@ struct ZeroMoments {
   }
 };
 
-template <MasterFormat kMaster>
-void launch_update(cudaStream_t stream, const OptimizerSettings& settings, const Run& run,
-                   uint64_t size) {
+template <Rule kRule>
+void launch_float32(cudaStream_t stream, MasterFormat master, const DeviceRun& run) {
+  // Moments of exact runs begin anywhere.
+  const bool vector =
+      (!kHasFirst<kRule> || aligned(run.first)) && (!kHasSecond<kRule> || aligned(run.second));
+  if (master == MasterFormat::split) {
+    launch_elementwise(stream, Update<kRule, MasterFormat::split>{run}, 0, run.size, vector);
+  } else {
+    launch_elementwise(stream, Update<kRule, MasterFormat::float32>{run}, 0, run.size, vector);
+  }
+}
+
+void launch_float32(cudaStream_t stream, MasterFormat master, Rule rule, const DeviceRun& run) {
+  switch (rule) {
+    case Rule::adamw: return launch_float32<Rule::adamw>(stream, master, run);
+    case Rule::lion: return launch_float32<Rule::lion>(stream, master, run);
+    case Rule::sgd: return launch_float32<Rule::sgd>(stream, master, run);
+    case Rule::sgd_with_momentum:
+      return launch_float32<Rule::sgd_with_momentum>(stream, master, run);
+    case Rule::adafactor: return launch_float32<Rule::adafactor>(stream, master, run);
+  }
+}
+
+void launch_factored(cudaStream_t stream, MasterFormat master, const FactoredMatrix& matrix,
+                     const float* averages, uint64_t element, const DeviceRun& run) {
+  const Factors factors{averages + matrix.first, averages + matrix.column_first(),
+                        averages + matrix.mean(), matrix.columns, element};
+  if (master == MasterFormat::split) {
+    launch_elementwise(stream, FactoredUpdate<MasterFormat::split>{run, factors}, 0, run.size,
+                       true);
+  } else {
+    launch_elementwise(stream, FactoredUpdate<MasterFormat::float32>{run, factors}, 0, run.size,
+                       true);
+  }
+}
+
+Rule rule_of(const OptimizerSettings& settings) {
   switch (settings.kind) {
-    case OptimizerKind::adamw:
-      return launch_elementwise(stream, Update<OptimizerKind::adamw, kMaster, true>{run}, 0, size,
-                                true);
-    case OptimizerKind::lion:
-      return launch_elementwise(stream, Update<OptimizerKind::lion, kMaster, true>{run}, 0, size,
-                                true);
-    case OptimizerKind::sgd:
-      if (settings.momentum != 0) {
-        return launch_elementwise(stream, Update<OptimizerKind::sgd, kMaster, true>{run}, 0, size,
-                                  true);
-      }
-      return launch_elementwise(stream, Update<OptimizerKind::sgd, kMaster, false>{run}, 0, size,
-                                true);
+    case OptimizerKind::adamw: return Rule::adamw;
+    case OptimizerKind::lion: return Rule::lion;
+    case OptimizerKind::sgd: return settings.momentum != 0 ? Rule::sgd_with_momentum : Rule::sgd;
     case OptimizerKind::adafactor: break;
   }
-  launch_failed("update", "the optimizer has no update on the GPU");
+  return Rule::adafactor;
+}
+
+uint64_t bytes_of(StateFormat moments) {
+  switch (moments) {
+    case StateFormat::float32: return 4;
+    case StateFormat::bfloat16: return 2;
+    case StateFormat::int8: break;
+  }
+  return 1;
+}
+
+/// Addresses of arrays that the settings lack are never used.
+DeviceRun device_run(const OptimizerSettings& settings, const UpdateStep& step,
+                     const UpdateChunk& chunk, const StateLayout& layout, const UpdateRun& run) {
+  const UpdateStep::Group& group = step.groups[run.group];
+  const float no_decay = settings.kind == OptimizerKind::sgd ? 0.0f : 1.0f;
+  const uint64_t width = settings.master == MasterFormat::split ? 2 : 4;
+  const uint64_t moment = bytes_of(settings.state), block = run.begin / kStateBlock;
+  const uint64_t first = run.exact ? layout.exact_first + run.exact_begin * sizeof(float)
+                                   : layout.first + run.begin * moment;
+  const uint64_t second = run.exact ? layout.exact_second + run.exact_begin * sizeof(float)
+                                    : layout.second + run.begin * moment;
+  return {.size = run.end - run.begin,
+          .decay = run.decay ? group.decay : no_decay,
+          .step_size = group.step_size,
+          .gradient_scale = step.gradient_scale,
+          .beta1 = step.beta1,
+          .beta2 = step.beta2,
+          .one_minus_beta1 = step.one_minus_beta1,
+          .one_minus_beta2 = step.one_minus_beta2,
+          .inverse_sqrt_bias2 = step.inverse_sqrt_bias2,
+          .epsilon = step.epsilon,
+          .weight = chunk.weight + run.begin * width,
+          .remainder = chunk.state + layout.remainder + run.begin * 2,
+          .first = chunk.state + first,
+          .second = chunk.state + second,
+          .gradient = chunk.gradient + run.begin * width,
+          .first_scales = reinterpret_cast<float*>(chunk.state + layout.first_scales) + block,
+          .second_scales = reinterpret_cast<float*>(chunk.state + layout.second_scales) + block,
+          .rounding_key = mix64(random_bits(step.rounding_key, chunk.layer)),
+          .first_block = chunk.first / kStateBlock + block};
 }
 
 }  // namespace
 
-bool updates_on_device(const OptimizerSettings& settings) {
-  return settings.state == StateFormat::float32 && settings.kind != OptimizerKind::adafactor;
-}
-
 void update_chunk(cudaStream_t stream, const OptimizerSettings& settings, const UpdateStep& step,
                   const UpdateChunk& chunk, std::span<const UpdateRun> runs, bool moments_zero) {
-  if (!updates_on_device(settings)) {
-    launch_failed("update", "the optimizer's state has no update on the GPU");
-  }
-  const StateLayout layout = state_layout(settings, chunk.parameters, 0);
-  const bool split = settings.master == MasterFormat::split;
-  const uint64_t width = split ? 2 : 4;
-  auto* const moments = reinterpret_cast<float*>(chunk.state + layout.first);
-  if (moments_zero) {
+  const StateLayout layout = state_layout(settings, chunk.parameters, chunk.exact);
+  const Rule rule = rule_of(settings);
+  if (moments_zero) {  // Zero bits are zero in every format.
+    auto* const moments = reinterpret_cast<float*>(chunk.state + layout.first);
     const uint64_t size = (layout.bytes - layout.first) / sizeof(float);
     launch_elementwise(stream, ZeroMoments{moments}, 0, size, true);
   }
+  const bool coded =
+      settings.state != StateFormat::float32 && rule != Rule::sgd && rule != Rule::adafactor;
   for (const UpdateRun& run : runs) {
-    const UpdateStep::Group& group = step.groups[run.group];
-    const float no_decay = settings.kind == OptimizerKind::sgd ? 0.0f : 1.0f;
-    const Run arrays{run.decay ? group.decay : no_decay,
-                     group.step_size,
-                     step.gradient_scale,
-                     step.beta1,
-                     step.beta2,
-                     step.one_minus_beta1,
-                     step.one_minus_beta2,
-                     step.inverse_sqrt_bias2,
-                     step.epsilon,
-                     chunk.weight + run.begin * width,
-                     chunk.state + layout.remainder + run.begin * 2,
-                     moments + run.begin,
-                     reinterpret_cast<float*>(chunk.state + layout.second) + run.begin,
-                     chunk.gradient + run.begin * width};
-    if (split) {
-      launch_update<MasterFormat::split>(stream, settings, arrays, run.end - run.begin);
+    const DeviceRun arrays = device_run(settings, step, chunk, layout, run);
+    if (rule == Rule::adafactor && !run.exact) {
+      const uint64_t element = chunk.first + run.begin - run.matrix.offset;
+      launch_factored(stream, settings.master, run.matrix, chunk.averages, element, arrays);
+    } else if (coded && !run.exact) {
+      launch_coded_update(stream, settings.state, settings.master, rule, arrays);
     } else {
-      launch_update<MasterFormat::float32>(stream, settings, arrays, run.end - run.begin);
+      launch_float32(stream, settings.master, rule, arrays);
     }
   }
 }

@@ -11,11 +11,9 @@
 
 namespace overspill::cuda {
 
-/// AdamW, Lion and SGD with float32 state, either master.
-bool updates_on_device(const OptimizerSettings& settings);
-
-/// As overspill::update_chunk, enqueued; the chunk's arrays are the device's, aligned to 16 bytes.
-/// The settings are ones that updates_on_device allows.
+/// As overspill::update_chunk, enqueued, for every optimizer and format; the chunk's arrays are the
+/// device's, aligned to 16 bytes, also its averages. Moments that are not finite may have other
+/// bits than the host's.
 void update_chunk(cudaStream_t stream, const OptimizerSettings& settings, const UpdateStep& step,
                   const UpdateChunk& chunk, std::span<const UpdateRun> runs, bool moments_zero);
 

@@ -111,6 +111,11 @@ Engine::Engine(const char* configuration, const osp_engine_options_t& given)
   }
   const LogScope log(callbacks.log());
   config = parse_state_config(checked_text(configuration));
+  if (config.offload.device == DeviceMode::cuda) {
+    refuse(Misuse::unsupported,
+           "offload.device: cuda: layers of other programs are paged in host memory by this "
+           "version; remove the key, or write unified or discrete");
+  }
   const RankIdentity identity = identity_of(options);
   ranks = identity.ranks == 1 ? std::make_unique<Ranks>()
                               : std::make_unique<Ranks>(identity, ranks_options(config));

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "engine/model/kernels.h"
+#include "optim/factored_moment.h"
 
 namespace overspill::cuda {
 
@@ -83,6 +84,10 @@ uint64_t sum_of_squares_workspace_bytes(uint64_t size);
 void row_column_squares(cudaStream_t stream, const float* x, uint64_t rows, uint64_t columns,
                         double* row_sums, double* column_sums, void* workspace);
 uint64_t row_column_squares_workspace_bytes(uint64_t rows, uint64_t columns);
+/// As overspill::add_part_squares, with its bits; sums[rows + columns] are those of the matrix
+/// alone. The workspace is that of row_column_squares.
+void add_part_squares(cudaStream_t stream, const float* gradients, uint64_t begin, uint64_t end,
+                      const FactoredMatrix& matrix, double* sums, void* workspace);
 
 /// The largest head_dim of the attention below.
 inline constexpr uint32_t kMaxHeadDim = 128;

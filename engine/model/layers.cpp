@@ -50,6 +50,21 @@ uint64_t LayerShape::trainable_parameters() const {
   return total;
 }
 
+std::vector<LayerShape::Range> LayerShape::untrained() const {
+  std::vector<Range> ranges;
+  uint64_t end = 0;
+  const auto add_gap = [&](uint64_t to) {
+    if (to > end) ranges.push_back({end, to});
+  };
+  for (const LayerTensor& tensor : tensors) {
+    if (!tensor.trainable) continue;
+    add_gap(tensor.offset);
+    end = tensor.offset + tensor.elements;
+  }
+  add_gap(padded);
+  return ranges;
+}
+
 uint32_t ModelShape::lowest_trainable() const {
   const auto found = std::ranges::find_if(layers, &LayerShape::trainable);
   CHECK(found != layers.end());

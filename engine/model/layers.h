@@ -37,6 +37,11 @@ struct LayerShape {
 
   bool trainable() const { return trainable_parameters() > 0; }
   uint64_t trainable_parameters() const;
+  struct Range {
+    uint64_t begin, end;
+  };
+  /// Parameters that no gradient is made for: padding, and frozen tensors.
+  std::vector<Range> untrained() const;
 };
 
 struct ModelShape {

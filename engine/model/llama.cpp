@@ -100,15 +100,7 @@ void Llama::set_scratch(std::byte* memory) {
   table_ = reinterpret_cast<float*>(memory);
   thread_scratch_.memory = memory + table_bytes_;
   buffers_ = thread_scratch_.memory + parallel_threads() * kThreadScratchBytes;
-  const std::vector<double> frequency = rope_inverse_frequencies(model_.config);
-  const uint64_t half = model_.config.head_dim / 2;
-  for (uint64_t t = 0; t < batch_.sequence_len; ++t) {
-    for (uint64_t j = 0; j < half; ++j) {
-      const double angle = static_cast<double>(t) * frequency[j];
-      table_[t * 2 * half + j] = static_cast<float>(std::cos(angle));
-      table_[t * 2 * half + half + j] = static_cast<float>(std::sin(angle));
-    }
-  }
+  rotary_table(model_.config, batch_.sequence_len, table_);
 }
 
 WeightView Llama::view(const void* weights, const LayerTensor& tensor) const {
@@ -121,18 +113,11 @@ LinearShape Llama::linear_shape(const LayerTensor& tensor) const {
 }
 
 void Llama::zero_untrained(const LayerShape& shape, float* sums) const {
-  const auto zero = [&](uint64_t from, uint64_t to) {
-    parallel_blocks(to - from, 1 << 16, [&](uint64_t begin, uint64_t end) {
-      std::fill(sums + from + begin, sums + from + end, 0.0f);
+  for (const LayerShape::Range& gap : shape.untrained()) {
+    parallel_blocks(gap.end - gap.begin, 1 << 16, [&](uint64_t begin, uint64_t end) {
+      std::fill(sums + gap.begin + begin, sums + gap.begin + end, 0.0f);
     });
-  };
-  uint64_t end = 0;
-  for (const LayerTensor& tensor : shape.tensors) {
-    if (!tensor.trainable) continue;
-    zero(end, tensor.offset);
-    end = tensor.offset + tensor.elements;
   }
-  zero(end, shape.padded);
 }
 
 void Llama::weight_gradient(const LayerTensor& tensor, const float* dout, const float* in,

@@ -12,23 +12,17 @@
 
 namespace overspill {
 
-/// One micro-batch's shape.
-struct BatchShape {
-  uint64_t sequences = 1;
-  uint64_t sequence_len = 0;
-  uint64_t tokens() const { return sequences * sequence_len; }
-};
-
 class Llama final : public Model {
  public:
   /// `weight_type`: f32 or bf16, as all layers' flattened parameters are stored.
   Llama(const ModelShape& model, DType weight_type, const BatchShape& batch,
         const Kernels& kernels);
 
-  /// Scratch that the calls below need, in bytes, a multiple of 4096. Fixed for the run.
-  uint64_t scratch_bytes() const;
-  /// The same with so many threads of the host at work: 0 where a device of its own computes.
+  uint64_t scratch_bytes() const override;
+  /// The same with so many threads of the host at work.
   uint64_t scratch_bytes(uint32_t threads) const;
+  DType activation_type() const override { return DType::f32; }
+  void attach(Device&, std::byte* scratch) override { set_scratch(scratch); }
   /// Gives the scratch memory (64-byte aligned) and fills the rotary tables in it.
   void set_scratch(std::byte* memory);
 
@@ -69,7 +63,7 @@ class Llama final : public Model {
   void attention_backward(const LayerShape& shape, const void* weights, const float* x, float* dy,
                           float* sums, bool first, Block& b) const;
   Block carve(bool backward) const;
-  /// Zeroes what no kernel sums into: padding, and frozen tensors.
+  /// Zeroes what no kernel sums into.
   void zero_untrained(const LayerShape& shape, float* sums) const;
   /// dW (+)= dout^T in, unless the tensor is frozen.
   void weight_gradient(const LayerTensor& tensor, const float* dout, const float* in, float* sums,

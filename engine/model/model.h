@@ -1,21 +1,41 @@
 // What a device computes of a model: its layers as functions of the device's memory. One compute
-// thread at a time; a call returns when done.
+// thread at a time. On the host a call returns when done; on a GPU it puts work on the compute
+// stream and returns.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "engine/base/dtype.h"
+#include "offload/device.h"
 #include "optim/optimizer.h"
 
 namespace overspill {
+
+/// One micro-batch's shape.
+struct BatchShape {
+  uint64_t sequences = 1;
+  uint64_t sequence_len = 0;
+  uint64_t tokens() const { return sequences * sequence_len; }
+};
 
 class Model {
  public:
   virtual ~Model() = default;
 
-  // x, y, dx and dy are activations, [tokens, hidden], float32.
-  // Weights and sums are a layer's flattened parameters. Tokens and results are the host's memory.
+  /// Memory of the device that the calls below need, in bytes, a multiple of 4096. Fixed for the
+  /// run.
+  virtual uint64_t scratch_bytes() const = 0;
+  /// How activations are stored.
+  virtual DType activation_type() const = 0;
+  /// Before the first call below: the device that holds all memory, and the scratch in it, aligned
+  /// to 4096. Both outlive the calls.
+  virtual void attach(Device& device, std::byte* scratch) = 0;
+
+  // x, y, dx and dy are activations, [tokens, hidden].
+  // Weights and sums are a layer's flattened parameters. Tokens, targets and results are the host's
+  // memory, pinned where the device is a GPU.
 
   virtual void embed(const void* weights, const int32_t* tokens, void* y) const = 0;
   /// Sums into the embedding's gradient; `first` zeroes it before.

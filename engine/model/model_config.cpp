@@ -339,4 +339,16 @@ std::vector<double> rope_inverse_frequencies(const ModelConfig& config) {
   return frequencies;
 }
 
+void rotary_table(const ModelConfig& config, uint64_t positions, float* table) {
+  const std::vector<double> frequency = rope_inverse_frequencies(config);
+  const uint64_t half = config.head_dim / 2;
+  for (uint64_t t = 0; t < positions; ++t) {
+    for (uint64_t j = 0; j < half; ++j) {
+      const double angle = static_cast<double>(t) * frequency[j];
+      table[t * 2 * half + j] = static_cast<float>(std::cos(angle));
+      table[t * 2 * half + half + j] = static_cast<float>(std::sin(angle));
+    }
+  }
+}
+
 }  // namespace overspill

@@ -47,5 +47,7 @@ ModelConfig parse_model_config(const nlohmann::json& json, const std::string& wh
 
 /// Rotary inverse frequencies, head_dim/2 values, scaled as the config says (float64).
 std::vector<double> rope_inverse_frequencies(const ModelConfig& config);
+/// table[position]: head_dim/2 cosines of the position's angles, then as many sines.
+void rotary_table(const ModelConfig& config, uint64_t positions, float* table);
 
 }  // namespace overspill

@@ -12,6 +12,10 @@ class ExternalModel final : public Model {
  public:
   explicit ExternalModel(const ModelShape& model) : model_(model) {}
 
+  uint64_t scratch_bytes() const override { return 0; }
+  DType activation_type() const override { return DType::f32; }
+  void attach(Device&, std::byte*) override {}
+
   void embed(const void*, const int32_t*, void*) const override;
   void embed_backward(const int32_t*, const void*, float*, bool) const override;
   void block(uint32_t, const void*, const void*, void*) const override;

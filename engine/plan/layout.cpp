@@ -179,6 +179,7 @@ class LayoutBuilder {
     if (plan_.factored_bytes > 0) {
       layout_.factored = add_slot(Tier::host, plan_.factored_bytes, "factored_moments");
     }
+    if (plan_.batch_bytes > 0) layout_.batch = add_slot(Tier::host, plan_.batch_bytes, "batch");
   }
 
   const PlacementProblem& problem_;
@@ -231,6 +232,14 @@ std::string describe_sharing(const PlanOptions& o) {
       o.replicas > 1 ? fmt::format(", {} such groups", o.replicas) : std::string();
   return fmt::format("{} ranks share {} (ZeRO-{}){}", o.ranks, what,
                      o.shard_weights ? "3" : "1 and 2", copies);
+}
+
+BatchArea::BatchArea(const PlanOptions& o, size_t layers) {
+  const uint64_t ids = round_up(o.micro_batches * o.micro_batch_tokens * sizeof(int32_t), 64);
+  targets = tokens + ids;
+  losses = targets + ids;
+  squares = losses + o.micro_batches * sizeof(double);
+  bytes = round_up(squares + layers * sizeof(double), 4096);
 }
 
 StateLayout chunk_state(const PlanOptions& options, const Chunk& chunk) {

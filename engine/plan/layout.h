@@ -32,6 +32,9 @@ struct PlanOptions {
   uint64_t micro_batch_tokens = 0;  ///< micro_batch_size * sequence_len
   uint64_t sequence_len = 0;
   uint64_t compute_scratch_bytes = 0;  ///< what the kernels need, in the device arena
+  uint32_t activation_bytes = 4;       ///< of an element of activations
+  /// The device works through streams: batches and results pass through pinned host memory.
+  bool streams = false;
   bool unified = true;                 ///< device and host share memory: no h2d, no d2h
   uint64_t device_memory = 0;          ///< budgets in bytes
   uint64_t host_memory = 0;
@@ -96,6 +99,15 @@ std::string describe_sharing(const PlanOptions& options);
 bool updates_twice(const ModelShape& model, const PlanOptions& options, uint32_t layer,
                    Tier weights, Tier optimizer);
 
+/// Where a step's tokens and results pass between host and device: byte offsets in Layout::batch.
+struct BatchArea {
+  explicit BatchArea(const PlanOptions& options, size_t layers);
+  uint64_t tokens = 0, targets;  ///< int32 of all micro-batches
+  uint64_t losses;               ///< a double per micro-batch
+  uint64_t squares;              ///< a double per layer
+  uint64_t bytes;                ///< a multiple of 4096
+};
+
 /// Where the arrays of a chunk's optimizer page lie.
 StateLayout chunk_state(const PlanOptions& options, const Chunk& chunk);
 /// Bytes of a chunk's pages, multiples of 4096; 0 where there is nothing to keep.
@@ -131,6 +143,7 @@ struct Layout {
   std::vector<SlotId> activation_stages;  ///< host: an activation between device and NVMe
   SlotId scratch;                         ///< device: kernel scratch
   SlotId factored;                        ///< host: FactoredMoments, where the optimizer has any
+  SlotId batch;                           ///< host: a BatchArea, where the device has streams
 
   uint64_t device_bytes = 0;
   uint64_t host_bytes = 0;

@@ -137,7 +137,7 @@ uint64_t PlacementProblem::gradient_sum_bytes(uint32_t layer) const {
   return whole_weight_bytes(layer) / options.weight_bytes() * sizeof(float);
 }
 uint64_t PlacementProblem::activation_page_bytes() const {
-  return round_up(options.micro_batch_tokens * model.config.hidden_size * sizeof(float), 4096);
+  return round_up(options.micro_batch_tokens * model.config.hidden_size * options.activation_bytes, 4096);
 }
 uint64_t PlacementProblem::activation_bytes() const {
   return activation_page_bytes() * options.micro_batches;
@@ -232,13 +232,15 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
   plan.activation_stages = roomy(activation_stage, 1, 2 + depth, plan.activation_bytes);
   if (device_stage) plan.device_stages = 2;
   plan.factored_bytes = round_up(p.table.factored_elements * kFactoredElementBytes, 4096);
+  if (o.streams) plan.batch_bytes = BatchArea(o, layers).bytes;
 
   plan.device_bytes += plan.weight_ring * plan.ring_bytes +
                        plan.gradient_ring * plan.gradient_sum_bytes + plan.tied_gradient_bytes +
                        plan.activation_slots * plan.activation_bytes +
                        plan.device_stages * plan.stage_bytes + o.compute_scratch_bytes;
   plan.host_bytes += plan.stages * plan.stage_bytes + plan.records * plan.record_bytes +
-                     plan.activation_stages * plan.activation_bytes + plan.factored_bytes;
+                     plan.activation_stages * plan.activation_bytes + plan.factored_bytes +
+                     plan.batch_bytes;
   return plan;
 }
 

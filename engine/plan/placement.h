@@ -27,7 +27,7 @@ struct SlotPlan {
   uint32_t weight_ring = 0, gradient_ring = 0, activation_slots = 0, device_stages = 0;
   uint32_t stages = 0, records = 0, activation_stages = 0;
   uint64_t ring_bytes = 0, gradient_sum_bytes = 0, tied_gradient_bytes = 0, activation_bytes = 0;
-  uint64_t stage_bytes = 0, record_bytes = 0, factored_bytes = 0;
+  uint64_t stage_bytes = 0, record_bytes = 0, factored_bytes = 0, batch_bytes = 0;
   uint64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0;  ///< homes included
 };
 

@@ -1,6 +1,7 @@
 // Lane threads and their bookkeeping.
 #include "engine/run/executor.h"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 
@@ -20,8 +21,16 @@ int64_t now_ns() {
 
 Executor::Executor(PageStore& store, const Model& model, LaneCpus cpus, const RankGroups& ranks)
     : runner_(store, model, ranks), cpus_(std::move(cpus)) {
-  for (size_t lane = 0; lane < kLanes; ++lane) {
-    lanes_[lane].thread = std::thread([this, lane] { lane_main(lane); });
+  for (size_t i = 0; i < kLanes; ++i) {
+    LaneThread& lane = lanes_[i];
+    lane.stream = runner_.stream_of(static_cast<Lane>(i));
+    const LaneWork work = lane.stream ? &Executor::put_lane : &Executor::run_lane;
+    lane.thread = std::thread([this, i, work] { lane_main(i, work); });
+    ++threads_;
+    if (!lane.stream) continue;
+    for (std::unique_ptr<DeviceEvent>& event : lane.events) event = runner_.device().make_event();
+    lane.finisher = std::thread([this, i] { lane_main(i, &Executor::finish_lane); });
+    ++threads_;
   }
 }
 
@@ -31,7 +40,10 @@ Executor::~Executor() {
     closing_ = true;
   }
   start_.notify_all();
-  for (LaneThread& lane : lanes_) lane.thread.join();
+  for (LaneThread& lane : lanes_) {
+    lane.thread.join();
+    if (lane.finisher.joinable()) lane.finisher.join();
+  }
 }
 
 Trace Executor::run(const Program& program, StepContext& context) {
@@ -45,24 +57,49 @@ Trace Executor::run(const Program& program, StepContext& context) {
   stopped_ = false;
   successors_.assign(program.ops.size(), {});
   pending_ = std::make_unique<std::atomic<uint32_t>[]>(program.ops.size());
-  for (LaneThread& lane : lanes_) lane.ops.clear();
+  for (LaneThread& lane : lanes_) {
+    lane.ops.clear();
+    lane.put = lane.finished = 0;
+    lane.all_put = false;
+    if (lane.stream) lane.positions.assign(program.ops.size(), 0);
+  }
   for (uint32_t i = 0; i < program.ops.size(); ++i) {
     const Op& op = program.ops[i];
     pending_[i] = op.dep_count;
     for (const OpId dep : program.deps_of(op)) successors_[dep.value].push_back(i);
-    lanes_[static_cast<size_t>(op.lane)].ops.push_back(i);
+    LaneThread& lane = lanes_[static_cast<size_t>(op.lane)];
+    if (lane.stream) lane.positions[i] = lane.ops.size();
+    lane.ops.push_back(i);
   }
   origin_ns_ = now_ns();
-  running_ = kLanes;
+  running_ = threads_;
   ++generation_;
   start_.notify_all();
   finished_.wait(lock, [&] { return running_ == 0; });
-  program_ = nullptr;
   if (error_) std::rethrow_exception(error_);
+  set_begins(trace);
   return trace;
 }
 
-void Executor::lane_main(size_t lane) {
+/// A stream does not say when it begins an op: as soon as it was put there, and what it waits for
+/// had ended.
+void Executor::set_begins(Trace& trace) const {
+  for (const LaneThread& lane : lanes_) {
+    if (!lane.stream) continue;
+    int64_t last_end = 0;
+    for (const uint32_t op : lane.ops) {
+      Trace::Event& event = trace.events[op];
+      event.begin_ns = std::max(event.begin_ns, last_end);
+      for (const OpId dep : program_->deps_of(program_->ops[op])) {
+        event.begin_ns = std::max(event.begin_ns, trace.events[dep.value].end_ns);
+      }
+      event.begin_ns = std::min(event.begin_ns, event.end_ns);
+      last_end = event.end_ns;
+    }
+  }
+}
+
+void Executor::lane_main(size_t lane, LaneWork work) {
   set_thread_name(lane_name(static_cast<Lane>(lane)));
   const CpuBinding binding(cpus_[lane]);
   uint64_t seen = 0;
@@ -74,7 +111,7 @@ void Executor::lane_main(size_t lane) {
       seen = generation_;
     }
     try {
-      run_lane(lanes_[lane]);
+      (this->*work)(lanes_[lane]);
     } catch (...) {
       stop(std::current_exception());
     }
@@ -117,14 +154,107 @@ bool Executor::wait_for(LaneThread& lane, uint32_t op) {
   return !stopped_;
 }
 
+void Executor::put_lane(LaneThread& lane) {
+  std::exception_ptr error;
+  try {
+    put_ops(lane);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  {
+    const std::lock_guard lock(lane.mutex);
+    lane.all_put = true;
+  }
+  lane.ready.notify_all();
+  if (error) std::rethrow_exception(error);
+}
+
+void Executor::put_ops(LaneThread& lane) {
+  size_t results_from = 0;  // ops before it, of which later ones need the results
+  for (size_t i = 0; i < lane.ops.size(); ++i) {
+    const Op& op = program_->ops[lane.ops[i]];
+    if (!wait_to_put(lane, i, runner_.needs_results(op) ? results_from : 0)) return;
+    wait_for_streams(lane, lane.ops[i]);
+    trace_->events[lane.ops[i]].begin_ns = now_ns() - origin_ns_;
+    runner_.enqueue(*program_, op, *context_);
+    {
+      const std::lock_guard lock(lane.mutex);
+      runner_.device().record(*lane.events[i % kAhead], *lane.stream);
+      lane.put = i + 1;
+    }
+    lane.ready.notify_all();
+    if (op.kind == OpKind::reduce_gradient) results_from = i + 1;
+    put_done(lane.ops[i]);
+  }
+}
+
+bool Executor::wait_to_put(LaneThread& lane, size_t position, size_t results_from) {
+  std::unique_lock lock(lane.mutex);
+  lane.ready.wait(lock, [&] {
+    return stopped_ || (ready(lane.ops[position]) && position - lane.finished < kAhead &&
+                        lane.finished >= results_from);
+  });
+  return !stopped_;
+}
+
+/// Lets the lane's stream wait for what the op needs of other streams.
+void Executor::wait_for_streams(LaneThread& lane, uint32_t op) {
+  for (const OpId dep : program_->deps_of(program_->ops[op])) {
+    LaneThread& other = lanes_[static_cast<size_t>(program_->ops[dep.value].lane)];
+    if (!other.stream || &other == &lane) continue;
+    const size_t position = other.positions[dep.value];
+    // While the op is not finished, its event is not recorded again.
+    const std::lock_guard lock(other.mutex);
+    if (other.finished > position) continue;
+    runner_.device().wait(*lane.stream, *other.events[position % kAhead]);
+  }
+}
+
+void Executor::finish_lane(LaneThread& lane) {
+  for (size_t i = 0; i < lane.ops.size(); ++i) {
+    {
+      std::unique_lock lock(lane.mutex);
+      lane.ready.wait(lock, [&] { return lane.put > i || lane.all_put; });
+      if (lane.put <= i) return;
+    }
+    // What is on the stream is waited for even when a lane has failed: its memory is in use.
+    lane.events[i % kAhead]->synchronize();
+    const uint32_t op = lane.ops[i];
+    runner_.finish(*program_, program_->ops[op], *context_);
+    trace_->events[op].end_ns = now_ns() - origin_ns_;
+    {
+      const std::lock_guard lock(lane.mutex);
+      lane.finished = i + 1;
+    }
+    lane.ready.notify_all();
+    complete(op);
+  }
+}
+
+bool Executor::on_stream(uint32_t op) const {
+  return lanes_[static_cast<size_t>(program_->ops[op].lane)].stream.has_value();
+}
+
+/// Other streams can wait for the op now.
+void Executor::put_done(uint32_t op) {
+  for (const uint32_t next : successors_[op]) {
+    if (on_stream(next)) release(next);
+  }
+}
+
 void Executor::complete(uint32_t op) {
   for (const uint32_t next : successors_[op]) {
-    if (pending_[next].fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
-    LaneThread& lane = lanes_[static_cast<size_t>(program_->ops[next].lane)];
-    // Taking the mutex orders the count with the waiter's check; no wake-up is lost.
-    { const std::lock_guard lock(lane.mutex); }
-    lane.ready.notify_one();
+    if (!on_stream(op) || !on_stream(next)) release(next);
   }
+}
+
+/// One of the op's dependencies is out of its way.
+void Executor::release(uint32_t op) {
+  if (pending_[op].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  LaneThread& lane = lanes_[static_cast<size_t>(program_->ops[op].lane)];
+  // Taking the mutex orders the count with the waiter's check; no wake-up is lost.
+  { const std::lock_guard lock(lane.mutex); }
+  lane.ready.notify_all();
 }
 
 void Executor::stop(std::exception_ptr error) {

@@ -23,7 +23,11 @@ bool overlap(std::span<const Channel::Segment> one, std::span<const Channel::Seg
 }  // namespace
 
 OpRunner::OpRunner(PageStore& store, const Model& model, const RankGroups& ranks)
-    : store_(store), layout_(store.layout()), model_(model), ranks_(ranks) {
+    : store_(store),
+      layout_(store.layout()),
+      model_(model),
+      ranks_(ranks),
+      area_(layout_.options, layout_.model.layers.size()) {
   const PlanOptions& o = layout_.options;
   CHECK(o.ranks == 1 || (ranks_.shard != nullptr && ranks_.shard->size() == o.ranks));
   CHECK(o.replicas == 1 || (ranks_.replicas != nullptr && ranks_.replicas->size() == o.replicas));
@@ -39,17 +43,54 @@ std::span<float> OpRunner::floats(const Access& access) const {
   return {at<float>(access), access.bytes / sizeof(float)};
 }
 
+/// In the batch's slot, which devices with streams have.
+template <class T>
+T* OpRunner::batch_area(uint64_t offset) const {
+  return reinterpret_cast<T*>(store_.address(layout_.batch, offset));
+}
+
+/// A micro-batch's tokens or targets where the model can take them; `given`: they are there.
+const int32_t* OpRunner::batch_ids(std::span<const int32_t> ids, uint64_t offset,
+                                   uint32_t micro_batch, bool given) const {
+  const uint64_t tokens = layout_.options.micro_batch_tokens, first = micro_batch * tokens;
+  if (!layout_.options.streams) return ids.data() + first;
+  auto* const pinned = batch_area<int32_t>(offset) + first;
+  if (!given) std::copy_n(ids.data() + first, tokens, pinned);
+  return pinned;
+}
+
+/// Where the model leaves a number of this step.
+double* OpRunner::result(double& own, uint64_t offset) const {
+  return layout_.options.streams ? batch_area<double>(offset) : &own;
+}
+
 void OpRunner::run(const Program& program, const Op& op, StepContext& context) {
+  if (op.kind == OpKind::read || op.kind == OpKind::write) return finish_transfer(program, op);
+  enqueue(program, op, context);
+  finish(program, op, context);
+}
+
+std::optional<DeviceStream> OpRunner::stream_of(Lane lane) const {
+  if (!layout_.options.streams) return std::nullopt;
+  switch (lane) {
+    case Lane::h2d: return DeviceStream::h2d;
+    case Lane::d2h: return DeviceStream::d2h;
+    case Lane::compute: return DeviceStream::compute;
+    default: return std::nullopt;
+  }
+}
+
+bool OpRunner::needs_results(const Op& op) const {
+  return op.kind == OpKind::update && layout_.options.update == UpdateTiming::in_backward;
+}
+
+void OpRunner::enqueue(const Program& program, const Op& op, StepContext& context) {
   const std::span<const Access> accesses = program.accesses_of(op);
   switch (op.kind) {
     case OpKind::read:
-    case OpKind::write: return finish_transfer(program, op);
+    case OpKind::write: break;
     case OpKind::copy_to_device:
-      return store_.device().copy_to_device(at<std::byte>(accesses[1]), at<std::byte>(accesses[0]),
-                                            accesses[0].bytes);
-    case OpKind::copy_to_host:
-      return store_.device().copy_to_host(at<std::byte>(accesses[1]), at<std::byte>(accesses[0]),
-                                          accesses[0].bytes);
+    case OpKind::copy_to_host: return copy(accesses, op);
     case OpKind::forward: return run_forward(accesses, op, context);
     case OpKind::loss:
     case OpKind::score: return run_head(accesses, op, context);
@@ -64,6 +105,22 @@ void OpRunner::run(const Program& program, const Op& op, StepContext& context) {
       return ranks_.replicas->all_reduce(floats(accesses[0]), layout_.options.reduce_type);
     case OpKind::agree: return run_agree(op, context);
   }
+  CHECK(false);  // of no stream
+}
+
+void OpRunner::finish(const Program&, const Op& op, StepContext& context) {
+  if (op.kind == OpKind::loss || op.kind == OpKind::score) finish_loss(op, context);
+  if (op.kind == OpKind::reduce_gradient) finish_reduce(op, context);
+}
+
+void OpRunner::copy(std::span<const Access> accesses, const Op& op) {
+  auto *const from = at<std::byte>(accesses[0]), *const to = at<std::byte>(accesses[1]);
+  const uint64_t bytes = accesses[0].bytes;
+  if (const std::optional<DeviceStream> stream = stream_of(op.lane)) {
+    return device().enqueue_copy(*stream, to, from, bytes);
+  }
+  if (op.kind == OpKind::copy_to_device) return device().copy_to_device(to, from, bytes);
+  device().copy_to_host(to, from, bytes);
 }
 
 void OpRunner::abort(const std::string& reason) {
@@ -107,8 +164,8 @@ void OpRunner::run_forward(std::span<const Access> accesses, const Op& op, StepC
   if (op.layer > 0) {
     return model_.block(op.layer, weights, at<void>(accesses[1]), at<void>(accesses[2]));
   }
-  const uint64_t tokens = layout_.options.micro_batch_tokens;
-  model_.embed(weights, context.tokens.data() + op.index * tokens, at<void>(accesses[1]));
+  model_.embed(weights, batch_ids(context.tokens, area_.tokens, op.index, false),
+               at<void>(accesses[1]));
 }
 
 void OpRunner::run_head(std::span<const Access> accesses, const Op& op, StepContext& context) {
@@ -127,21 +184,25 @@ void OpRunner::run_head(std::span<const Access> accesses, const Op& op, StepCont
     head.embedding_sums = at<float>(accesses[next++]);
   }
   CHECK(next == accesses.size());
-  const uint64_t tokens = layout_.options.micro_batch_tokens;
-  model_.loss(head, at<void>(accesses[1]), context.targets.data() + op.index * tokens,
-              context.loss_scale, backward ? at<void>(accesses[2]) : nullptr,
-              &context.losses[op.index]);
-  if (!std::isfinite(context.losses[op.index])) context.non_finite = true;
+  model_.loss(head, at<void>(accesses[1]),
+              batch_ids(context.targets, area_.targets, op.index, false), context.loss_scale,
+              backward ? at<void>(accesses[2]) : nullptr,
+              result(context.losses[op.index], area_.losses + op.index * sizeof(double)));
+}
+
+void OpRunner::finish_loss(const Op& op, StepContext& context) {
+  double& loss = context.losses[op.index];
+  loss = *result(loss, area_.losses + op.index * sizeof(double));
+  if (!std::isfinite(loss)) context.non_finite = true;
 }
 
 void OpRunner::run_backward(std::span<const Access> accesses, const Op& op, StepContext& context) {
-  const uint64_t tokens = layout_.options.micro_batch_tokens;
   const bool trainable = layout_.model.layers[op.layer].trainable();
   float* sums = trainable ? at<float>(accesses.back()) : nullptr;
   const bool first = accesses.back().mode == AccessMode::write;
   if (op.layer == 0) {
-    return model_.embed_backward(context.tokens.data() + op.index * tokens, at<void>(accesses[0]),
-                                 sums, first);
+    const int32_t* tokens = batch_ids(context.tokens, area_.tokens, op.index, true);
+    return model_.embed_backward(tokens, at<void>(accesses[0]), sums, first);
   }
   model_.block_backward(op.layer, at<std::byte>(accesses[0]), at<void>(accesses[1]),
                         at<void>(accesses[2]), sums, first);
@@ -161,19 +222,25 @@ void OpRunner::run_reduce(std::span<const Access> accesses, const Op& op, StepCo
   const uint64_t part = layout_.shard(op.layer), begin = layout_.options.rank * part;
   const auto* sums = at<float>(accesses[0]);
   double& squares = context.gradient_squares[op.layer];
-  model_.square_sum(op.layer, sums, begin, begin + part, &squares);
+  model_.square_sum(op.layer, sums, begin, begin + part,
+                    result(squares, area_.squares + op.layer * sizeof(double)));
+  start_factored_sums(sums, op);
+}
+
+void OpRunner::finish_reduce(const Op& op, StepContext& context) {
+  double& squares = context.gradient_squares[op.layer];
+  squares = *result(squares, area_.squares + op.layer * sizeof(double));
   if (!std::isfinite(squares)) context.non_finite = true;
-  run_factored_sums(sums, op, context);
+  if (layout_.options.world() == 1) advance_moments(op, context);
 }
 
 /// Sums over rows and columns of this rank's part of each matrix.
-void OpRunner::run_factored_sums(const float* sums, const Op& op, StepContext& context) {
+void OpRunner::start_factored_sums(const float* sums, const Op& op) {
   const FactoredMoments moments = store_.factored_moments();
   const uint64_t part = layout_.shard(op.layer), begin = layout_.options.rank * part;
   for (const FactoredMatrix& m : layout_.matrices(op.layer)) {
     model_.factored_sums(sums, begin, begin + part, m, moments);
   }
-  if (layout_.options.world() == 1) advance_moments(op, context);
 }
 
 void OpRunner::advance_moments(const Op& op, const StepContext& context) {
@@ -202,8 +269,13 @@ void OpRunner::run_export(std::span<const Access> accesses, const Op& op) {
   const uint64_t parameters = layout_.chunk(op.layer, op.index).parameters;
   if (accesses[1].bytes < accesses[0].bytes) {
     model_.round_gradient(source, at<uint16_t>(accesses[1]), parameters);
-  } else if (at<float>(accesses[1]) != source) {
-    std::copy_n(source, parameters, at<float>(accesses[1]));
+  } else if (const auto to = at<float>(accesses[1]); to != source) {
+    if (!layout_.options.streams) {
+      std::copy_n(source, parameters, to);
+    } else {
+      device().enqueue_copy(DeviceStream::compute, at<std::byte>(accesses[1]),
+                            at<std::byte>(accesses[0]), parameters * sizeof(float));
+    }
   }
 }
 

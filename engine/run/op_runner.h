@@ -1,8 +1,10 @@
 // Carries out single ops: kernels, copies, updates and NVMe transfers on a page store's slots.
-// Each op is run by the thread of its lane; different lanes run at the same time.
+// Each op is run by the thread of its lane; different lanes run at the same time. On a device with
+// streams, ops of some lanes are put on a stream by one thread and finished by another.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "engine/collective/collective.h"
@@ -22,6 +24,17 @@ class OpRunner {
   bool begin(const Program& program, const Op& op);
   /// Throws Error; the message names the page for I/O errors. A read or a write has begun.
   void run(const Program& program, const Op& op, StepContext& context);
+
+  /// The device's stream that does a lane's ops; none: the lane's thread does them.
+  std::optional<DeviceStream> stream_of(Lane lane) const;
+  /// Puts an op of such a lane on its stream. When it is done there, finish() takes its results,
+  /// before another op of its lane is finished.
+  void enqueue(const Program& program, const Op& op, StepContext& context);
+  void finish(const Program& program, const Op& op, StepContext& context);
+  /// Whether enqueue() needs what finish() found of the reductions before it in its lane.
+  bool needs_results(const Op& op) const;
+  Device& device() const { return store_.device(); }
+
   /// From any thread: what waits for other ranks ends with Error(rank_lost).
   void abort(const std::string& reason);
 
@@ -29,22 +42,31 @@ class OpRunner {
   template <class T>
   T* at(const Access& access) const;
   std::span<float> floats(const Access& access) const;
+  template <class T>
+  T* batch_area(uint64_t offset) const;
+  const int32_t* batch_ids(std::span<const int32_t> ids, uint64_t offset, uint32_t micro_batch,
+                           bool given) const;
+  double* result(double& own, uint64_t offset) const;
+  void copy(std::span<const Access> accesses, const Op& op);
   void finish_transfer(const Program& program, const Op& op);
   void run_forward(std::span<const Access> accesses, const Op& op, StepContext& context);
   void run_head(std::span<const Access> accesses, const Op& op, StepContext& context);
   void run_backward(std::span<const Access> accesses, const Op& op, StepContext& context);
   void run_reduce(std::span<const Access> accesses, const Op& op, StepContext& context);
-  void run_factored_sums(const float* sums, const Op& op, StepContext& context);
+  void start_factored_sums(const float* sums, const Op& op);
   void advance_moments(const Op& op, const StepContext& context);
   void run_agree(const Op& op, StepContext& context);
   void run_all_gather(std::span<const Access> accesses);
   void run_export(std::span<const Access> accesses, const Op& op);
+  void finish_loss(const Op& op, StepContext& context);
+  void finish_reduce(const Op& op, StepContext& context);
   void run_update(const Program& program, const Op& op, StepContext& context);
 
   PageStore& store_;
   const Layout& layout_;
   const Model& model_;
   const RankGroups ranks_;
+  const BatchArea area_;
 
   /// Of one lane, used by its thread.
   struct Transfers {

@@ -9,6 +9,7 @@
 #include "engine/base/units.h"
 #include "engine/program/dump.h"
 #include "nvme/drive_probe.h"
+#include "offload/cuda_device.h"
 
 namespace overspill {
 namespace {
@@ -60,6 +61,12 @@ void add_arrays(const Layout& layout, const Chunk& chunk, PageKind kind, uint64_
   }
 }
 
+std::unique_ptr<Device> make_device(const Layout& layout, const std::optional<uint32_t>& gpu) {
+  CHECK(layout.options.streams == gpu.has_value());
+  if (gpu) return make_cuda_device(layout.device_bytes, *gpu);
+  return make_host_device(layout.device_bytes, layout.options.unified);
+}
+
 constexpr uint64_t kWorthMeasuring = 4 * kGiB;
 
 /// Shares by measured speed; none where that is not worth its second or does not fit the budget.
@@ -107,8 +114,9 @@ std::vector<ArenaPart> host_parts(const Layout& layout) {
 PageStore::PageStore(const Layout& layout, const Options& options)
     : layout_(layout),
       options_(options),
-      device_(make_host_device(layout.device_bytes, layout.options.unified)),
+      device_(make_device(layout, options.gpu)),
       host_(layout.host_bytes, "host", host_parts(layout)) {
+  if (options.gpu) pinned_ = device_->register_host({host_.memory(), host_.bytes()});
   if (layout.nvme_bytes == 0) return;
   // Lanes read into and write from these.
   options_.io.buffers = {{host_.memory(), host_.bytes()}};

@@ -26,8 +26,11 @@ class PageStore {
     /// Stripes of each path in turn; unset: measured when much state is on NVMe, else one each.
     std::optional<std::vector<uint32_t>> nvme_shares{};
     bool allow_raw_devices = false;
+    /// The device; unset: the host, unified or not as the layout says.
+    std::optional<uint32_t> gpu{};
   };
-  /// Allocates both arenas and the swap files: everything a run needs.
+  /// Allocates both arenas and the swap files: everything a run needs. On a GPU the host's arena is
+  /// pinned.
   PageStore(const Layout& layout, const Options& options);
 
   const Layout& layout() const { return layout_; }
@@ -59,6 +62,7 @@ class PageStore {
   Options options_;
   std::unique_ptr<Device> device_;
   Arena host_;
+  HostRegistration pinned_;  ///< released before both
   std::optional<Volume> volume_;
   std::optional<Integrity> integrity_;
   std::unique_ptr<Channel> channel_;

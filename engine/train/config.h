@@ -19,7 +19,10 @@
 
 namespace overspill {
 
-enum class DeviceMode : uint8_t { unified, discrete };
+/// What computes: a GPU, or the host as one, whose memory is the host's or apart from it.
+enum class DeviceMode : uint8_t { automatic, unified, discrete, cuda };
+/// Where optimizer updates run: where their state lives, or on one side, where it then must live.
+enum class OptimizerDevice : uint8_t { automatic, cpu, gpu };
 /// Which of nvme_paths a run stripes over: all, or those on the NUMA node of its CPUs.
 enum class StripeOver : uint8_t { all, local };
 
@@ -49,7 +52,8 @@ struct OffloadConfig {
   UpdateTiming update = UpdateTiming::next_forward;
   /// `update: twice` or `next_forward`: all layers that can be, or none; empty: by prediction.
   std::optional<bool> update_twice{};
-  DeviceMode device = DeviceMode::unified;  ///< host device: `unified` or `discrete`
+  DeviceMode device = DeviceMode::automatic;  ///< automatic: a GPU where there is one, else unified
+  OptimizerDevice optimizer_device = OptimizerDevice::automatic;
   IoOptions io;
   /// What `overspill bench nvme --profile` measured; rates of predictions, defaults of `io`.
   std::optional<HardwareProfile> hardware_profile;

@@ -189,10 +189,21 @@ void add_offload_keys(Keys& keys) {
                            "Host slots for chunks of weights and gradients on their way."));
   keys.push_back(update_key());
   keys.push_back(choice("offload.device", field(&OffloadConfig::device),
-                        {{"unified", DeviceMode::unified}, {"discrete", DeviceMode::discrete}},
-                        {"discrete",
-                         "Whether the host device shares memory with the host, or has "
-                         "its own as a GPU has."}));
+                        {{"auto", DeviceMode::automatic},
+                         {"cuda", DeviceMode::cuda},
+                         {"unified", DeviceMode::unified},
+                         {"discrete", DeviceMode::discrete}},
+                        {"cuda",
+                         "What computes: a GPU (that of LOCAL_RANK), or the host, with memory "
+                         "shared with the host or apart as a GPU's; auto: a GPU where there is "
+                         "one, else unified."}));
+  keys.push_back(choice("offload.optimizer_device", field(&OffloadConfig::optimizer_device),
+                        {{"auto", OptimizerDevice::automatic},
+                         {"cpu", OptimizerDevice::cpu},
+                         {"gpu", OptimizerDevice::gpu}},
+                        {"cpu",
+                         "Which side updates, and so keeps, the optimizer's state of a GPU's "
+                         "layers; auto: where the state of a layer is placed."}));
 }
 
 void add_io_keys(Keys& keys) {

@@ -16,6 +16,8 @@ struct PlanTarget {
 
 /// Part of a machine's memory and drives that a run may use by default: the rest is the system's.
 inline constexpr double kDevicePart = 0.95, kHostPart = 0.9, kDrivePart = 0.9;
+/// In whole pages.
+uint64_t part_of_memory(uint64_t bytes, double part);
 
 /// Throws Error as planning a run does.
 ForecastRequest forecast_request(const TrainConfig& config, const PlanTarget& target);

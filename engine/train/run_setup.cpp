@@ -9,17 +9,26 @@
 #include "engine/base/error.h"
 #include "engine/base/fd.h"
 #include "engine/base/log.h"
+#include "engine/base/parallel.h"
 #include "engine/base/units.h"
 #include "engine/forecast/placement_search.h"
+#include "engine/model/cuda_model.h"
+#include "engine/model/llama.h"
+#include "engine/train/plan_request.h"
 #include "engine/train/rank_setup.h"
+#include "offload/cuda_device.h"
 #include "offload/drive_locality.h"
 
 namespace overspill {
 namespace {
 
-uint64_t third_of_memory() {
+uint64_t machine_memory() {
   return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
-         static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE)) / 3;
+         static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
+}
+
+DType weight_type_of(const TrainConfig& config) {
+  return config.precision == Precision::bf16 ? DType::bf16 : DType::f32;
 }
 
 std::filesystem::path config_path(const TrainConfig& config) {
@@ -74,14 +83,30 @@ ModelShape trained_model(const TrainConfig& config) {
   return model;
 }
 
-PlanOptions state_options(const TrainConfig& config, const RankIdentity& rank) {
+ComputeNeeds host_needs(const TrainConfig& config, const ModelShape& model, const BatchShape& batch,
+                        uint32_t threads, const RankIdentity& rank) {
+  const uint64_t third = machine_memory() / 3 / rank.local_ranks;
+  const Llama llama(model, weight_type_of(config), batch, host_kernels());
+  return {.scratch_bytes = llama.scratch_bytes(threads),
+          .unified = config.offload.device != DeviceMode::discrete,
+          .device_memory = third,
+          .host_memory = third};
+}
+
+namespace {
+
+PlanOptions planner_options(const TrainConfig& config, const ComputeNeeds& needs,
+                            const RankIdentity& rank) {
   const OffloadConfig& offload = config.offload;
   PlanOptions o;
   o.precision = config.precision;
   o.micro_batches = config.gradient_accumulation_steps;
-  o.unified = offload.device == DeviceMode::unified;
-  o.device_memory = offload.device_memory.value_or(third_of_memory() / rank.local_ranks);
-  o.host_memory = offload.host_memory.value_or(third_of_memory() / rank.local_ranks);
+  o.compute_scratch_bytes = needs.scratch_bytes;
+  o.activation_bytes = needs.activation_bytes;
+  o.unified = needs.unified;
+  o.streams = needs.streams;
+  o.device_memory = offload.device_memory.value_or(needs.device_memory);
+  o.host_memory = offload.host_memory.value_or(needs.host_memory);
   share_state(config, rank, o);
   o.nvme_capacity = offload.nvme_capacity.value_or(UINT64_MAX);
   o.nvme_available = !offload.nvme_paths.empty();
@@ -101,14 +126,25 @@ PlanOptions state_options(const TrainConfig& config, const RankIdentity& rank) {
   return o;
 }
 
-PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, const Llama& llama,
+}  // namespace
+
+PlanOptions state_options(const TrainConfig& config, const RankIdentity& rank) {
+  const uint64_t third = machine_memory() / 3 / rank.local_ranks;
+  return planner_options(config,
+                         {.unified = config.offload.device != DeviceMode::discrete,
+                          .device_memory = third,
+                          .host_memory = third},
+                         rank);
+}
+
+PlanOptions plan_options(const TrainConfig& config, const ModelShape& model,
+                         const BatchShape& batch, const ComputeNeeds& needs,
                          const RankIdentity& rank) {
-  PlanOptions o = state_options(config, rank);
+  PlanOptions o = planner_options(config, needs, rank);
   o.micro_batch_tokens = batch.tokens();
   o.sequence_len = batch.sequence_len;
-  o.compute_scratch_bytes = llama.scratch_bytes();
   if (config.offload.update_twice) {
-    o.update_twice.assign(llama.model().layers.size(), *config.offload.update_twice);
+    o.update_twice.assign(model.layers.size(), *config.offload.update_twice);
   }
   return o;
 }
@@ -137,14 +173,51 @@ Layout plan_alike(const TrainConfig& config, PlanOptions options, const ModelSha
   return plan_layout(model, solved_options(config, options, model));
 }
 
+/// `device: auto` becomes a GPU where the build and the machine have one.
+TrainConfig with_chosen_device(TrainConfig config) {
+  DeviceMode& device = config.offload.device;
+  if (device != DeviceMode::automatic) return config;
+  const bool has_gpu = *cuda_model_absence() == '\0' && !cuda_devices().gpus.empty();
+  device = has_gpu ? DeviceMode::cuda : DeviceMode::unified;
+  return config;
+}
+
+std::optional<uint32_t> chosen_gpu(const TrainConfig& config, const RankIdentity& rank) {
+  if (config.offload.device != DeviceMode::cuda) return std::nullopt;
+  return gpu_of_local_rank(rank.local_rank);
+}
+
+std::unique_ptr<Model> make_layers(const RunSetup& setup) {
+  if (setup.gpu) {
+    return make_cuda_model(setup.model, setup.weight_type(), setup.batch, *setup.gpu);
+  }
+  return std::make_unique<Llama>(setup.model, setup.weight_type(), setup.batch, host_kernels());
+}
+
+ComputeNeeds needs_of(const RunSetup& setup, const RankIdentity& rank) {
+  if (!setup.gpu) {
+    return host_needs(setup.config, setup.model, setup.batch, parallel_threads(), rank);
+  }
+  const GpuMemory gpu = gpu_memory(*setup.gpu);
+  return {.scratch_bytes = setup.layers->scratch_bytes(),
+          .activation_bytes = dtype_bytes(setup.layers->activation_type()),
+          .unified = false,
+          .streams = true,
+          .device_memory = part_of_memory(gpu.free, kDevicePart),
+          .host_memory = part_of_memory(machine_memory() / rank.local_ranks, kHostPart)};
+}
+
 RunSetup::RunSetup(const TrainConfig& c, const Ranks& ranks)
-    : config(with_own_devices(with_chosen_drives(c), ranks)),
+    : config(with_chosen_device(with_own_devices(with_chosen_drives(c), ranks))),
       cpus(process_cpus()),
       model(trained_model(c)),
       batch{c.micro_batch_size, c.sequence_len},
-      llama(model, weight_type(), batch, host_kernels()),
-      layout(
-          plan_alike(config, plan_options(config, batch, llama, ranks.identity()), model, ranks)) {
+      gpu(chosen_gpu(config, ranks.identity())),
+      layers(make_layers(*this)),
+      layout(plan_alike(
+          config,
+          plan_options(config, model, batch, needs_of(*this, ranks.identity()), ranks.identity()),
+          model, ranks)) {
   if (config.offload.update_twice.value_or(false) && layout.layers_updated_twice().empty()) {
     log_warning(
         "offload.update: twice: no layer has both its weights and its optimizer state on NVMe; all "

@@ -2,8 +2,11 @@
 // the budgets, the layout, the number of steps. `--dump-program` stops here.
 #pragma once
 
+#include <memory>
+#include <optional>
+
 #include "engine/collective/ranks.h"
-#include "engine/model/llama.h"
+#include "engine/model/model.h"
 #include "engine/plan/layout.h"
 #include "engine/run/executor.h"
 #include "engine/train/config.h"
@@ -11,12 +14,23 @@
 
 namespace overspill {
 
+/// What plans ask of the device that computes.
+struct ComputeNeeds {
+  uint64_t scratch_bytes = 0;
+  uint32_t activation_bytes = 4;
+  bool unified = true;
+  bool streams = false;        ///< a GPU
+  uint64_t device_memory = 0;  ///< budgets in bytes, where the configuration has none
+  uint64_t host_memory = 0;
+};
+
 struct RunSetup {
-  TrainConfig config;
-  CpuPlan cpus;  ///< of this process; without nodes when the machine described is another one
+  TrainConfig config;  ///< offload.device is decided
+  CpuPlan cpus;        ///< of this process; without nodes when the machine described is another one
   ModelShape model;
   BatchShape batch;
-  Llama llama;
+  std::optional<uint32_t> gpu;    ///< the device; else the host
+  std::unique_ptr<Model> layers;  ///< what it computes; attached by the trainer
   Layout layout;
 
   /// Chooses the parallel groups of the process unless they are chosen. All ranks call it at once,
@@ -36,13 +50,18 @@ ModelShape trained_model(const TrainConfig& config);
 TrainConfig with_chosen_drives(TrainConfig config);
 
 /// Budgets, homes and the sharing of state between ranks: what plans depend on beside what the
-/// layers compute.
+/// layers compute. The device is the host, and its budgets are a third of this machine's memory
+/// each, which the ranks of a host share.
 PlanOptions state_options(const TrainConfig& config, const RankIdentity& rank);
 
-/// What the planner is asked for, for one of the ranks. Budgets that the configuration leaves open
-/// are a third of this machine's memory, which the ranks of a host share.
-PlanOptions plan_options(const TrainConfig& config, const BatchShape& batch, const Llama& llama,
+/// What the planner is asked for, for one of the ranks.
+PlanOptions plan_options(const TrainConfig& config, const ModelShape& model,
+                         const BatchShape& batch, const ComputeNeeds& needs,
                          const RankIdentity& rank);
+/// Of the host, by kernels on so many of its threads. The budgets are a third of this machine's
+/// memory each, which the ranks of a host share.
+ComputeNeeds host_needs(const TrainConfig& config, const ModelShape& model, const BatchShape& batch,
+                        uint32_t threads, const RankIdentity& rank);
 
 /// True when the model directory's tokenizer is the byte tokenizer (ByT5's): text needs no tool.
 bool has_byte_tokenizer(const std::filesystem::path& model_path);

@@ -32,11 +32,13 @@ void log_plan(const Layout& layout) {
   if (o.world() > 1) log_info("{}", describe_sharing(o));
 }
 
-PageStore::Options store_options(const OffloadConfig& offload) {
+PageStore::Options store_options(const RunSetup& setup) {
+  const OffloadConfig& offload = setup.config.offload;
   return {.nvme_paths = offload.nvme_paths,
           .io = offload.io,
           .nvme_shares = offload.nvme_shares,
-          .allow_raw_devices = offload.allow_raw_devices};
+          .allow_raw_devices = offload.allow_raw_devices,
+          .gpu = setup.gpu};
 }
 
 }  // namespace
@@ -51,10 +53,10 @@ Trainer::Trainer(const TrainConfig& config, const Ranks& ranks)
       setup_(config, ranks),
       data_(open_sequences(setup_, false)),
       start_(find_start(setup_, ranks)),
-      store_(setup_.layout, store_options(setup_.config.offload)),
-      executor_(store_, setup_.llama, setup_.lane_cpus(), ranks.groups()),
+      store_(setup_.layout, store_options(setup_)),
+      executor_(store_, *setup_.layers, setup_.lane_cpus(), ranks.groups()),
       expectations_(setup_.layout, setup_.config.offload.hardware_profile) {
-  setup_.llama.set_scratch(store_.address(setup_.layout.scratch));
+  setup_.layers->attach(store_.device(), store_.address(setup_.layout.scratch));
   for (const DatasetConfig& dataset : config.datasets) {
     if (dataset.evaluation && !eval_data_) eval_data_.emplace(open_sequences(setup_, true));
   }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/model/safetensors.h"
+#include "tests/contract/devices.h"
 #include "tests/fault/training_fixture.h"
 
 namespace overspill {
@@ -104,7 +105,7 @@ TEST_F(AdafactorContract, FrozenAndTiedResumeBitForBit) {
     run(config);
     TrainConfig resumed = config;
     resumed.resume_from_checkpoint = config.output_dir / "checkpoint-1";
-    resumed.offload.device = DeviceMode::discrete;
+    resumed.offload.device = discrete_device();
     resumed.offload.chunk_parameters = 4096;
     expect_same_files(whole.checkpoint, run_fresh(resumed).checkpoint);
 

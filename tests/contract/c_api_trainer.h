@@ -46,6 +46,10 @@ inline std::string engine_configuration(const TrainConfig& c, Loop loop) {
       kOptimizers[static_cast<size_t>(c.optimizer)],
       kStates[static_cast<size_t>(c.optimizer_state)], c.weight_decay, c.max_grad_norm, c.seed,
       sums ? c.gradient_accumulation_steps : 1, c.zero_stage);
+  if (c.reduce_dtype) {
+    text +=
+        fmt::format("reduce_dtype: {}\n", *c.reduce_dtype == ReduceType::bf16 ? "bf16" : "float32");
+  }
   const OffloadConfig& o = c.offload;
   text += fmt::format(
       "offload:\n  device: {}\n  weights: {}\n  optimizer: {}\n  gradients: {}\n  update: {}\n",
@@ -81,6 +85,8 @@ class OtherTrainer {
     std::memset(scratch_.get(), 0, llama_.scratch_bytes());
     llama_.set_scratch(static_cast<std::byte*>(scratch_.get()));
     osp_engine_options_t options = given;
+    rank_ = given.rank;
+    ranks_ = given.world_size;
     if (loop != Loop::micro_batch_major) options.loop = OSP_LOOP_LAYER_MAJOR;
     const std::string text = engine_configuration(config, loop);
     OSP_REQUIRE(osp_engine_create(text.c_str(), &options, &engine));
@@ -118,7 +124,7 @@ class OtherTrainer {
     OSP_REQUIRE(osp_step(engine, in_backward ? nullptr : &step));
     osp_step_result_t result = OSP_STEP_RESULT_INIT;
     OSP_REQUIRE(osp_step_wait(engine, &result));
-    cursor_ += uint64_t{mbs} * batch_.sequences;
+    cursor_ += uint64_t{mbs} * batch_.sequences * ranks_;
     double loss = 0;
     for (const double part : losses_) loss += part;
     return {loss / static_cast<double>(batch_.tokens() * mbs), result.gradient_norm,
@@ -127,7 +133,7 @@ class OtherTrainer {
 
   /// Continues with the data behind so many steps.
   void skip_data(uint64_t steps) {
-    cursor_ += steps * config_.gradient_accumulation_steps * batch_.sequences;
+    cursor_ += steps * config_.gradient_accumulation_steps * batch_.sequences * ranks_;
   }
   std::string config_json() const { return model_.config.source.dump(); }
   const ModelShape& model() const { return model_; }
@@ -177,10 +183,11 @@ class OtherTrainer {
 
   void fill_batch(uint32_t micro_batches) {
     const uint64_t length = batch_.sequence_len;
+    const uint64_t first = cursor_ + uint64_t{rank_} * micro_batches * batch_.sequences;
     tokens_.resize(micro_batches * batch_.tokens());
     targets_.resize(tokens_.size());
     for (uint64_t i = 0; i < micro_batches * batch_.sequences; ++i) {
-      data_.get(cursor_ + i, std::span(tokens_).subspan(i * length, length),
+      data_.get(first + i, std::span(tokens_).subspan(i * length, length),
                 std::span(targets_).subspan(i * length, length));
     }
   }
@@ -234,7 +241,7 @@ class OtherTrainer {
     const int32_t* tokens = tokens_.data() + mb * batch_.tokens();
     if (l == model_.head()) {
       const bool train_tied = tied() && model_.layers[0].trainable();
-      const uint64_t all = batch_.tokens() * config_.gradient_accumulation_steps;
+      const uint64_t all = batch_.tokens() * config_.gradient_accumulation_steps * ranks_;
       llama_.loss(Llama::Head{.weights = weights[0],
                               .embedding = tied() ? weights.back() : nullptr,
                               .sums = sums,
@@ -275,6 +282,7 @@ class OtherTrainer {
   Llama llama_;
   SequenceData data_;
   std::unique_ptr<void, decltype(&std::free)> scratch_;
+  uint32_t rank_ = 0, ranks_ = 1;
   uint64_t cursor_ = 0;
   std::vector<int32_t> tokens_, targets_;
   std::vector<double> losses_;

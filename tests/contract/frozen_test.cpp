@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/model/safetensors.h"
+#include "tests/contract/devices.h"
 #include "tests/fault/training_fixture.h"
 
 namespace overspill {
@@ -133,7 +134,7 @@ TEST_F(FrozenContract, UnifiedEqualsDiscreteForEveryOptimizer) {
       config.optimizer = kind;
       config.optimizer_state = state;
       config.learning_rate = 1e-3;
-      expect_invariant(config, {[](TrainConfig& c) { c.offload.device = DeviceMode::discrete; },
+      expect_invariant(config, {[](TrainConfig& c) { c.offload.device = discrete_device(); },
                                 [](TrainConfig& c) { c.offload.chunk_parameters = 4096; }});
     }
   }
@@ -180,7 +181,7 @@ TEST_F(FrozenContract, ResumesToTheSameBits) {
     resumed.save_steps = 0;
     resumed.resume_from_checkpoint = config.output_dir / fmt::format("checkpoint-{}", step);
     resumed.offload.weights = Placement::host;
-    resumed.offload.device = DeviceMode::discrete;
+    resumed.offload.device = discrete_device();
     const FinishedRun rest = run_fresh(resumed);
     EXPECT_EQ(rest.report.steps, static_cast<uint64_t>(3 - step));
     expect_same_files(whole.checkpoint, rest.checkpoint);

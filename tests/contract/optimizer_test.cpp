@@ -2,6 +2,7 @@
 // and the bytes that the format promises.
 #include <gtest/gtest.h>
 
+#include "tests/contract/devices.h"
 #include "tests/fault/training_fixture.h"
 
 namespace overspill {
@@ -55,12 +56,12 @@ TEST_P(OptimizerContract, PlacementChangesNoBit) {
       {"all in host memory", [](TrainConfig& c) { place_all(c, Placement::host); }},
       {"discrete, on NVMe, small chunks",
        [](TrainConfig& c) {
-         c.offload.device = DeviceMode::discrete;
+         c.offload.device = discrete_device();
          c.offload.chunk_parameters = 4096;
        }},
       {"discrete, updates on the device",
        [](TrainConfig& c) {
-         c.offload.device = DeviceMode::discrete;
+         c.offload.device = discrete_device();
          place_all(c, Placement::device);
        }},
       {"one chunk a layer, depth 3", [](TrainConfig& c) {

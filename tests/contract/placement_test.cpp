@@ -2,6 +2,7 @@
 // same bits for every tier, depth, chunk, block, backend, number of drives, mode and timing.
 #include <gtest/gtest.h>
 
+#include "tests/contract/devices.h"
 #include "tests/fault/training_fixture.h"
 #include "tests/unit/engine/base/parallel_groups.h"
 
@@ -39,15 +40,17 @@ class PlacementContract : public TrainingTest, public testing::WithParamInterfac
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Modes, PlacementContract,
-                         testing::Values(Mode{Precision::bf16, DeviceMode::unified},
-                                         Mode{Precision::bf16, DeviceMode::discrete},
-                                         Mode{Precision::float32, DeviceMode::unified},
-                                         Mode{Precision::float32, DeviceMode::discrete}),
+std::vector<Mode> modes() {
+  std::vector<Mode> all;
+  for (const Precision precision : {Precision::bf16, Precision::float32}) {
+    for (const DeviceMode device : devices_under_test()) all.push_back({precision, device});
+  }
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Modes, PlacementContract, testing::ValuesIn(modes()),
                          [](const testing::TestParamInfo<Mode>& info) {
-                           return std::string(precision_name(info.param.precision)) +
-                                  (info.param.device == DeviceMode::unified ? "_unified"
-                                                                            : "_discrete");
+                           return fmt::format("{}_{}", precision_name(info.param.precision),
+                                              device_name(info.param.device));
                          });
 
 /// One kind of state varied at a time, and everything in one tier.
@@ -263,7 +266,7 @@ TEST_F(PlacementOfModes, UnifiedEqualsDiscrete) {
     TrainConfig config = tiny_config(true);
     config.precision = precision;
     const FinishedRun unified = run_fresh(config);
-    config.offload.device = DeviceMode::discrete;
+    config.offload.device = discrete_device();
     expect_same_results(unified, run_fresh(config));
     place_all(config, Placement::host);
     expect_same_results(unified, run_fresh(config));
@@ -283,7 +286,7 @@ TEST_F(PlacementOfModes, UpdatedTwiceWithEveryOptimizer) {
       config.learning_rate = 1e-3;
       const FinishedRun reference = run_fresh(config);
       config.offload.update_twice = true;
-      for (const DeviceMode device : {DeviceMode::unified, DeviceMode::discrete}) {
+      for (const DeviceMode device : devices_under_test()) {
         config.offload.device = device;
         expect_same_results(reference, run_fresh(config));
       }
@@ -329,7 +332,7 @@ TEST_F(PlacementOfModes, GroupsOfThreads) {
   const std::vector<uint32_t> cpus = cpus_of_thread();
   if (cpus.size() < 2) GTEST_SKIP() << "this process may use only one CPU";
   for (const Placement placement : {Placement::nvme, Placement::host}) {
-    for (const DeviceMode device : {DeviceMode::unified, DeviceMode::discrete}) {
+    for (const DeviceMode device : devices_under_test()) {
       TrainConfig config = tiny_config(true);
       config.offload.device = device;
       place_all(config, placement);

@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "tests/contract/devices.h"
 #include "tests/fault/training_fixture.h"
 
 namespace overspill {
@@ -29,7 +30,7 @@ class ResumeContract : public TrainingTest {
   }
   static void elsewhere(TrainConfig& c) {
     c.offload.chunk_parameters = 4096;
-    c.offload.device = DeviceMode::discrete;
+    c.offload.device = discrete_device();
     c.offload.weights = Placement::host;
     c.offload.optimizer = Placement::device;
     c.offload.activations = Placement::automatic;

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 
+#include "tests/contract/devices.h"
 #include "tests/fault/training_fixture.h"
 
 namespace overspill {
@@ -71,7 +72,7 @@ class TrafficContract : public TrainingTest {
 };
 
 TEST_F(TrafficContract, StepsMoveTheDesignsBytes) {
-  for (const DeviceMode device : {DeviceMode::unified, DeviceMode::discrete}) {
+  for (const DeviceMode device : devices_under_test()) {
     for (uint32_t depth = 0; depth <= 4; ++depth) {
       SCOPED_TRACE(fmt::format("{} depth {}",
                                device == DeviceMode::unified ? "unified" : "discrete", depth));
@@ -92,7 +93,7 @@ TEST_F(TrafficContract, StepsMoveTheDesignsBytes) {
       EXPECT_EQ(bytes(run.final(), "nvme_read"), (2 + 6 + 14 + 14) * all_ + 3 * again);
       EXPECT_EQ(bytes(run.final(), "nvme_write"), (2 + 14 + 14 + 12) * all_);
       for (const Json& step : steps) {
-        const bool discrete = device == DeviceMode::discrete;
+        const bool discrete = device == discrete_device();
         EXPECT_EQ(bytes(step, "h2d"), discrete ? 2 * all_ + again : 0);
         EXPECT_EQ(bytes(step, "d2h"), discrete ? 2 * all_ : 0);
       }
@@ -103,7 +104,7 @@ TEST_F(TrafficContract, StepsMoveTheDesignsBytes) {
 /// The backward reads a layer's state again instead of its weights alone, and writes as much as
 /// ever.
 TEST_F(TrafficContract, UpdatingTwiceReadsTheStateAgainAndWritesNothingMore) {
-  for (const DeviceMode device : {DeviceMode::unified, DeviceMode::discrete}) {
+  for (const DeviceMode device : devices_under_test()) {
     for (const uint32_t depth : {0u, 1u, 4u}) {
       SCOPED_TRACE(depth);
       TrainConfig made = config(device, depth);
@@ -118,7 +119,7 @@ TEST_F(TrafficContract, UpdatingTwiceReadsTheStateAgainAndWritesNothingMore) {
       EXPECT_EQ(bytes(steps[2], "nvme_read"), (14 + 14) * all_);
       EXPECT_EQ(bytes(steps[1], "nvme_write"), 14 * all_);
       EXPECT_EQ(bytes(steps[2], "nvme_write"), 14 * all_);
-      const bool discrete = device == DeviceMode::discrete;
+      const bool discrete = device == discrete_device();
       EXPECT_EQ(bytes(steps[2], "h2d"), discrete ? 2 * all_ + again : 0);
       EXPECT_EQ(bytes(steps[2], "d2h"), discrete ? 2 * all_ : 0);
       EXPECT_EQ(bytes(run.final(), "nvme_read"), (2 + 12 + 28 + 14) * all_ + again) << "one flush";
@@ -139,7 +140,7 @@ TEST_F(TrafficContract, UpdatingTwiceWithGradientsInMemory) {
 TEST_F(TrafficContract, AccumulationMovesNothingMore) {
   std::vector<std::vector<Json>> runs;
   for (const uint32_t micro_batches : {1u, 3u, 8u}) {
-    TrainConfig made = config(DeviceMode::discrete);
+    TrainConfig made = config(discrete_device());
     made.gradient_accumulation_steps = micro_batches;
     runs.push_back(run_fresh(made).steps());
     for (size_t step = 0; step < 3; ++step) {
@@ -196,7 +197,7 @@ TEST_F(TrafficContract, EvaluationReadsTheWeightsOncePerGroupOfMicroBatches) {
 /// The metrics tell what the drives saw: lanes, and the pages that loading and saving move.
 TEST_F(TrafficContract, MetricsCountWhatReachesTheDrives) {
   std::atomic<uint64_t> read{0}, written{0};
-  TrainConfig made = config(DeviceMode::discrete, 1);
+  TrainConfig made = config(discrete_device(), 1);
   made.offload.activations = Placement::nvme;
   made.gradient_accumulation_steps = 4;
   made.offload.io.wrap = [&](std::unique_ptr<AsyncIo> io) {
@@ -222,7 +223,7 @@ std::vector<std::string> ops_of(const fs::path& path) {
 
 TEST_F(TrafficContract, SimulatedAndExecutedTracesHaveTheSameOps) {
   for (const bool in_backward : {false, true}) {
-    TrainConfig made = config(DeviceMode::discrete, 1);
+    TrainConfig made = config(discrete_device(), 1);
     made.offload.activations = Placement::nvme;
     if (in_backward) update_in_backward(made);
     fs::remove_all(made.output_dir);
@@ -269,7 +270,7 @@ void expect_lanes(const Json& object, const char* key, bool integers) {
 }
 
 TEST_F(TrafficContract, EveryFieldOfALineIsThereWithItsType) {
-  const TrainConfig made = config(DeviceMode::discrete, 1);
+  const TrainConfig made = config(discrete_device(), 1);
   const FinishedRun finished = run(made);
   uint64_t number = 0;
   for (const Json& line : finished.steps()) {

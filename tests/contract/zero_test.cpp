@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "engine/model/safetensors.h"
+#include "tests/contract/devices.h"
 #include "tests/contract/ranks_fixture.h"
 
 namespace overspill {
@@ -96,15 +97,15 @@ TEST_P(ZeroStages, PlacementChangesNothing) {
       {"host", [](TrainConfig& c) { place_all(c, Placement::host); }},
       {"weights on the device", [](TrainConfig& c) { c.offload.weights = Placement::device; }},
       {"optimizer in host memory", [](TrainConfig& c) { c.offload.optimizer = Placement::host; }},
-      {"discrete", [](TrainConfig& c) { c.offload.device = DeviceMode::discrete; }},
+      {"discrete", [](TrainConfig& c) { c.offload.device = discrete_device(); }},
       {"discrete, device",
        [](TrainConfig& c) {
-         c.offload.device = DeviceMode::discrete;
+         c.offload.device = discrete_device();
          place_all(c, Placement::device);
        }},
       {"discrete, host",
        [](TrainConfig& c) {
-         c.offload.device = DeviceMode::discrete;
+         c.offload.device = discrete_device();
          place_all(c, Placement::host);
        }},
       {"once", [](TrainConfig& c) { c.offload.update_twice = false; }},
@@ -133,7 +134,7 @@ TEST_P(ZeroStages, UpdatesInTheBackwardAreTheSame) {
   base.max_grad_norm = 0;
   const RankedRun reference = run_ranked_fresh(base, ranks());
   for (const Placement placement : {Placement::device, Placement::host, Placement::nvme}) {
-    for (const DeviceMode device : {DeviceMode::unified, DeviceMode::discrete}) {
+    for (const DeviceMode device : devices_under_test()) {
       TrainConfig changed = base;
       place_all(changed, placement);
       changed.offload.device = device;

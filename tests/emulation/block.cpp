@@ -83,7 +83,8 @@ void Block::start(const Launch& launch, const uint3& index, uint64_t seed) {
   draws_ = 0;
   for (unsigned t = 0; t < threads_; ++t) thread_[t] = {};
   for (unsigned w = 0; w < threads_ / kLanes; ++w) {
-    warps_[w] = {};
+    warps_[w].ready = ~uint32_t{0};
+    warps_[w].arrived = warps_[w].done = warps_[w].generation = 0;
     order_[w] = w;
   }
   if (seed_ != 0) shuffle_warps();
@@ -115,14 +116,20 @@ void Block::run(const Launch& launch, const uint3& index, uint64_t seed) {
 int Block::next_thread() {
   if (seed_ != 0 && random(kSwitchesPerShuffle) == 0) shuffle_warps();
   for (unsigned i = 0; i < threads_ / kLanes; ++i) {
-    const unsigned first = order_[i] * kLanes;
-    const unsigned start = seed_ == 0 ? 0 : static_cast<unsigned>(random(kLanes));
-    for (unsigned l = 0; l < kLanes; ++l) {
-      const unsigned thread = first + (start + l) % kLanes;
-      if (thread_[thread].state == State::ready) return static_cast<int>(thread);
-    }
+    const uint32_t ready = warps_[order_[i]].ready;
+    if (ready == 0) continue;
+    const int from = seed_ == 0 ? 0 : static_cast<int>(random(kLanes));
+    const int lane = (from + std::countr_zero(std::rotr(ready, from))) % static_cast<int>(kLanes);
+    return static_cast<int>(order_[i] * kLanes) + lane;
   }
   return -1;
+}
+
+void Block::set_state(unsigned thread, State state) {
+  thread_[thread].state = state;
+  const uint32_t bit = uint32_t{1} << thread % kLanes;
+  uint32_t& ready = warps_[thread / kLanes].ready;
+  ready = state == State::ready ? ready | bit : ready & ~bit;
 }
 
 void Block::resume(unsigned thread) {
@@ -157,7 +164,7 @@ void Block::thread_main() {
 
 void Block::thread_done() {
   Thread& t = thread_[current_];
-  t.state = State::done;
+  set_state(current_, State::done);
   ++done_;
   warps_[current_ / kLanes].done |= 1u << current_ % kLanes;
   release_block();
@@ -167,7 +174,7 @@ void Block::thread_done() {
 
 void Block::wait(State state, const CallSite& site) {
   Thread& t = thread_[current_];
-  t.state = state;
+  set_state(current_, state);
   t.site = site;
   fibers_[t.fiber]->suspend(scheduler_);
 }
@@ -178,23 +185,20 @@ void Block::release_block() {
   ++barriers_;
   if (seed_ != 0) shuffle_warps();
   for (unsigned i = 0; i < threads_; ++i) {
-    if (thread_[i].state == State::at_block_barrier) thread_[i].state = State::ready;
+    if (thread_[i].state == State::at_block_barrier) set_state(i, State::ready);
   }
 }
 
 void Block::barrier(const CallSite& site) {
   if (done_ > 0) report("a barrier after threads of the block have ended", site);
-  for (unsigned i = 0; i < threads_ && waiting_ > 0; ++i) {
-    if (thread_[i].state != State::at_block_barrier) continue;
-    if (thread_[i].site.line != site.line) report("threads wait at different barriers", site);
-    break;
-  }
+  if (waiting_ == 0) barrier_line_ = site.line;
+  if (barrier_line_ != site.line) report("threads wait at different barriers", site);
   // Objects in turns: who comes to the next barrier before others have left this one is not in the
   // past of those.
   char* const ordering = orderings_ + barriers_ % 2 * 8;
   if (fibers_are_threads()) happens_before(ordering);
   ++waiting_;
-  thread_[current_].state = State::at_block_barrier;
+  set_state(current_, State::at_block_barrier);
   thread_[current_].site = site;
   release_block();
   fibers_[thread_[current_].fiber]->suspend(scheduler_);
@@ -212,8 +216,8 @@ void Block::wait_for_warp(const CallSite& site, bool memory_order) {
     warp.arrived = 0;
     ++warp.generation;
     for (unsigned l = 0; l < kLanes; ++l) {
-      Thread& lane = thread_[w * kLanes + l];
-      if (lane.state == State::at_warp_barrier) lane.state = State::ready;
+      const unsigned lane = w * kLanes + l;
+      if (thread_[lane].state == State::at_warp_barrier) set_state(lane, State::ready);
     }
   } else {
     wait(State::at_warp_barrier, site);

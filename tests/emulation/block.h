@@ -62,7 +62,8 @@ class Block {
     CallSite site;
   };
   struct Warp {
-    unsigned arrived = 0, done = 0;
+    uint32_t ready = 0;  ///< a bit per lane that can run
+    uint32_t arrived = 0, done = 0;
     unsigned generation = 0;
     std::array<uint64_t, kLanes> slots[2];  ///< of exchanges, in turns
   };
@@ -78,6 +79,7 @@ class Block {
   void wait_for_warp(const CallSite& site, bool memory_order);
   void release_block();
   void thread_done();
+  void set_state(unsigned thread, State state);
   void shuffle_warps();
   uint64_t random(uint64_t bound);
   void start(const Launch& launch, const uint3& index, uint64_t seed);
@@ -87,6 +89,7 @@ class Block {
 
   const Launch* launch_ = nullptr;
   unsigned threads_ = 0, done_ = 0, waiting_ = 0, barriers_ = 0, current_ = 0;
+  int barrier_line_ = 0;  ///< where the first of those that wait does
   std::array<Thread, kMaxThreads> thread_;
   std::array<Warp, kMaxWarps> warps_;
   std::array<unsigned, kMaxWarps> order_;  ///< of warps by priority

@@ -75,7 +75,7 @@ add_mutant(shared_beyond ${VECTOR} norm ${NORM_TESTS}
 add_mutant(global_beyond ${VECTOR} elementwise ${ELEMENTWISE_TESTS}
   [=[i + kWidth <= end]=] [=[i < end]=])
 add_mutant(rows_beyond engine/model/cuda_reduction.cu reduction *ReductionKernels*
-  [=[end = begin + part < rows ? begin + part : rows]=] [=[end = begin + part]=])
+  [=[end = begin + part < row_end ? begin + part : row_end]=] [=[end = begin + part]=])
 add_mutant(sequence_beyond ${ATTENTION} attention ${ATTENTION_TESTS}
   [=[    if (t < s.sequence_len) store_row]=] [=[    store_row]=])
 
@@ -94,5 +94,26 @@ add_mutant(group_lacks_a_head ${ATTENTION} attention ${ATTENTION_TESTS}
   [=[head < (kv_head + 1) * group; ++head]=] [=[head <= kv_head * group; ++head]=])
 add_mutant(squares_in_float32 engine/model/cuda_reduction.cu reduction *ReductionKernels*
   [=[static_cast<double>(value[j]) * value[j]]=] [=[value[j] * value[j]]=])
-add_mutant(update_reordered optim/cuda_update.cu update *UpdateKernels*
+add_mutant(update_reordered optim/cuda_update_rules.h update *UpdateKernels*
   [=[exact_mul(exact_mul(a.one_minus_beta2, g), g)]=] [=[exact_mul(a.one_minus_beta2, exact_mul(g, g))]=])
+set(CODED optim/cuda_update_coded.cu)
+add_mutant(scale_of_a_lane ${CODED} update_coded *UpdateKernels*
+  [=[scale_of(warp_max(largest_first))]=] [=[scale_of(largest_first)]=])
+add_mutant(row_in_32_lanes engine/model/cuda_reduction.cu reduction *FactoredKernels*
+  [=[kRowsPerBlock = kThreads / kSumLanes]=] [=[kSumLanes = 32, kRowsPerBlock = kThreads / kSumLanes]=])
+add_mutant(columns_in_64_parts engine/model/cuda_reduction.cu reduction *FactoredKernels*
+  [=[kMaxRowParts = 32]=] [=[kMaxRowParts = 64]=])
+
+# Frozen neighbours that count or are written; the randomness and averages of other parameters.
+add_mutant(frozen_counts ${CODED} update_coded *UpdateKernels*
+  [=[inside ? first_of(first[j], first_scale) : 0.0f]=] [=[first_of(first[j], first_scale)]=])
+add_mutant(frozen_written ${CODED} update_coded *UpdateKernels*
+  [=[      if (j < count) to[j] = ]=] [=[      to[j] = ]=])
+add_mutant(same_noise ${CODED} update_coded *UpdateKernels*
+  [=[bits_of_float(v[j]) + (random >> 16)]=] [=[bits_of_float(v[j]) + (random & 0xffffu)]=])
+add_mutant(noise_of_the_chunk optim/cuda_update.cu update *UpdateKernels*
+  [=[chunk.first / kStateBlock + block]=] [=[block]=])
+add_mutant(row_not_left optim/cuda_update.cu update *UpdateKernels*
+  [=[row_scale(++row)]=] [=[row_scale(row)]=])
+add_mutant(torn_row_lost engine/model/cuda_reduction.cu reduction *FactoredKernels*
+  [=[add_torn(whole_end, matrix.last);]=] "")

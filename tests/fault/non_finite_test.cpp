@@ -7,6 +7,7 @@
 
 #include "engine/model/safetensors.h"
 #include "engine/plan/planner.h"
+#include "tests/contract/devices.h"
 #include "tests/fault/training_fixture.h"
 
 namespace overspill {
@@ -174,7 +175,7 @@ TEST_F(NonFinite, TrainingGoesOnAfterABadBatch) {
     for (const Json& line : reference.steps()) skipped += line.at("update_skipped") ? "x" : ".";
     EXPECT_EQ(skipped, ".x..");
     TrainConfig other = config;
-    other.offload.device = DeviceMode::discrete;
+    other.offload.device = discrete_device();
     other.offload.prefetch_depth = 3;
     expect_same_results(reference, run_fresh(other));
     // The bad loss comes between the two updates, which are of the good step before it.
@@ -205,7 +206,7 @@ TEST_F(NonFinite, AGradientAloneSkipsTheUpdate) {
 TEST_F(NonFinite, AGradientBelowUpdatedLayersStopsUpdatesInTheBackward) {
   TrainConfig config = config_of(overflowing_gradient_in_block_0());
   update_in_backward(config);
-  for (const DeviceMode device : {DeviceMode::unified, DeviceMode::discrete}) {
+  for (const DeviceMode device : devices_under_test()) {
     config.offload.device = device;
     fs::remove_all(config.output_dir);
     const Error error = refusal(config);
@@ -236,7 +237,7 @@ TEST_F(NonFinite, AGradientBelowFrozenLayersSkipsTheUpdateInTheBackward) {
 TEST_F(NonFinite, UpdatesInTheBackwardFollowTheirLayersReduction) {
   size_t updates = 0;
   for (const Precision precision : {Precision::bf16, Precision::float32}) {
-    for (const DeviceMode device : {DeviceMode::unified, DeviceMode::discrete}) {
+    for (const DeviceMode device : devices_under_test()) {
       for (const Placement tier : {Placement::device, Placement::host, Placement::nvme}) {
         TrainConfig config = tiny_config();
         place_all(config, tier);

@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "tests/contract/devices.h"
 #include "tests/fault/training_fixture.h"
 
 namespace overspill {
@@ -88,7 +89,7 @@ TEST_F(TrainingFault, AnyRequestThatKeepsFailingEndsInOneError) {
 TEST_F(TrainingFault, TransientErrorsAndShortTransfersChangeNoBit) {
   const FinishedRun clean = run_fresh(with_faults({}, DeviceMode::unified));
   uint64_t k = 0;
-  for (const DeviceMode device : {DeviceMode::unified, DeviceMode::discrete}) {
+  for (const DeviceMode device : devices_under_test()) {
     for (int i = 0; i < 5; ++i, k += 9) {
       SCOPED_TRACE(fmt::format("request {}", k));
       const FaultPlan once{.fail_request = k, .times = 1}, twice{.fail_request = k, .times = 2};
@@ -107,7 +108,7 @@ TEST_F(TrainingFault, ErrorsThatCannotPassAreNotTriedAgain) {
 }
 
 TEST_F(TrainingFault, SmallMemoryIsRefusedAndTheAdviceWorks) {
-  for (const DeviceMode device : {DeviceMode::unified, DeviceMode::discrete}) {
+  for (const DeviceMode device : devices_under_test()) {
     TrainConfig config = tiny_config();
     config.max_steps = 1;
     config.offload.device = device;

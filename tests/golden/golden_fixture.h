@@ -18,9 +18,11 @@
 #include <vector>
 
 #include "engine/base/units.h"
+#include "engine/model/llama.h"
 #include "engine/model/safetensors.h"
 #include "engine/train/trainer.h"
 #include "optim/split_master.h"
+#include "tests/contract/devices.h"
 #include "tests/contract/run_ranks.h"
 
 namespace overspill::test {
@@ -175,7 +177,7 @@ class GoldenTest : public testing::Test {
     config.offload.gradients = config.offload.activations = Placement::nvme;
     config.offload.prefetch_depth = 1;
     config.offload.chunk_parameters = 16384;
-    config.offload.device = DeviceMode::discrete;
+    config.offload.device = discrete_device();
     return config;
   }
 

@@ -1,0 +1,16 @@
+// In place of cuda_llama.cpp where there is no nvcc to compile kernels.
+#include "engine/base/error.h"
+#include "engine/model/cuda_model.h"
+
+namespace overspill {
+
+const char* cuda_model_absence() {
+  return "this build has no kernels for GPUs: configure it with -DOVERSPILL_CUDA=ON on a machine "
+         "with CUDA's compiler nvcc and its headers, or use offload.device: unified";
+}
+
+std::unique_ptr<Model> make_cuda_model(const ModelShape&, DType, const BatchShape&, uint32_t) {
+  fail(ErrorCode::not_found, "offload.device: cuda: {}", cuda_model_absence());
+}
+
+}  // namespace overspill

@@ -1,0 +1,22 @@
+# The engine on an emulated GPU: its model over the emulated kernels, NVIDIA's libraries over their
+# fakes, and the suites that every device must pass.
+if(NOT OVERSPILL_HAS_CUDA_DEVICE OR NOT OVERSPILL_HAS_CUDA_LIBRARIES)
+  message(STATUS "Training on an emulated GPU: skipped, without NVIDIA's headers")
+  return()
+endif()
+
+add_library(overspill_emulated_gpu_model STATIC ${CUDA_MODEL_SOURCES})
+target_link_libraries(overspill_emulated_gpu_model PUBLIC overspill_emulated_kernels)
+
+add_executable(overspill_cuda_engine_tests engine_main.cpp)
+set_target_properties(overspill_cuda_engine_tests PROPERTIES OVERSPILL_EMULATED_GPU ON)
+target_link_libraries(overspill_cuda_engine_tests PRIVATE overspill_device_suites
+                      overspill_emulated_gpu_model overspill_engine GTest::gtest)
+target_compile_definitions(overspill_cuda_engine_tests PRIVATE
+  OVERSPILL_FAKE_CUDART="$<TARGET_FILE:fake_cudart>"
+  OVERSPILL_FAKE_CUBLASLT="$<TARGET_FILE:fake_cublaslt>"
+  OVERSPILL_FAKE_CUDNN="$<TARGET_FILE:fake_cudnn>"
+  OVERSPILL_FAKE_NCCL="$<TARGET_FILE:fake_nccl>")
+add_dependencies(overspill_cuda_engine_tests fake_cudart fake_cublaslt fake_cudnn fake_nccl)
+gtest_discover_tests(overspill_cuda_engine_tests TEST_PREFIX EmulatedGpu. DISCOVERY_TIMEOUT 60
+                     PROPERTIES TIMEOUT 300)

@@ -95,7 +95,7 @@ void define_weights(nb::class_<Engine>& engine) {
           "seed"_a, "deviation"_a)
       .def("write_tensor", &Engine::write_tensor, "tensor"_a, "values"_a,
            "Sets a whole tensor from an array in host memory; moments stay.")
-      .def("read_tensor", &Engine::read_tensor, "tensor"_a, "out"_a,
+      .def("read_tensor", &Engine::read_tensor, "tensor"_a, "out"_a.noconvert(),
            "Fills an array in host memory: float32 with the master, bf16 with compute's weights.")
       .def(
           "export_weights",
@@ -227,7 +227,7 @@ void define_activations(nb::class_<Engine>& engine) {
                                             buffer.nbytes(), reinterpret_cast<void*>(stream));
             });
           },
-          "activation"_a, "buffer"_a, "stream"_a = 0, "Copies it back and forgets it.")
+          "activation"_a, "buffer"_a.noconvert(), "stream"_a = 0, "Copies it back and forgets it.")
       .def(
           "discard_activation",
           [](Engine& self, osp_activation_t activation) {

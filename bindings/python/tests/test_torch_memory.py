@@ -1,4 +1,4 @@
-"""A paged run's peak resident set is lower than plain PyTorch's by the state that moved to files."""
+"""A paged run's peak resident set is lower than plain PyTorch's by what moved to files."""
 
 from __future__ import annotations
 

@@ -48,5 +48,6 @@ def test_two_ranks_equal_one_with_both_batches(tmp_path: Path, stage: int) -> No
     sums = {name: value.sum().item() for name, value in model.state_dict().items()}
     assert two["state"] == pytest.approx(sums, abs=1e-3)
     if stage == 3:
-        assert two["optimizer_bytes"] < 0.6 * sum(optimizer.plan.optimizer_bytes)
+        # Half, and small layers are rounded up to pages.
+        assert two["optimizer_bytes"] < 0.8 * sum(optimizer.plan.optimizer_bytes)
     optimizer.close()

@@ -38,9 +38,9 @@ def main() -> None:
             model.load_state_dict(load_file(weights), assign=True)
             optimizer: torch.optim.Optimizer = models.adamw(model, 1e-4, 0.0)
         else:
-            model, optimizer = overspill.torch.wrap(
-                model, models.on_nvme(folder / "swap"), lr=1e-4, weights=weights
-            )
+            budgets = {"device_memory": "64MiB", "host_memory": "64MiB"}
+            config = models.on_nvme(folder / "swap", offload=budgets)
+            model, optimizer = overspill.torch.wrap(model, config, lr=1e-4, weights=weights)
             plan = optimizer.plan
             kinds = (plan.weight_bytes, plan.gradient_bytes, plan.optimizer_bytes)
             result["moved"] = sum(sizes[2] for sizes in kinds)

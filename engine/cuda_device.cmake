@@ -5,6 +5,7 @@ find_path(OVERSPILL_CUDA_INCLUDE cuda_runtime_api.h
 file(GLOB CUDA_DEVICE_SOURCES CONFIGURE_DEPENDS offload/cuda_*.cpp engine/collective/cuda_*.cpp)
 file(GLOB NO_CUDA_DEVICE_SOURCES CONFIGURE_DEPENDS offload/no_cuda*.cpp
      engine/collective/no_cuda*.cpp)
+list(REMOVE_ITEM CUDA_DEVICE_SOURCES ${CUDA_MODEL_SOURCES})
 set(OVERSPILL_HAS_CUDA_DEVICE OFF)
 if(OVERSPILL_CUDA_INCLUDE AND NOT "${OVERSPILL_CUDA}" STREQUAL "OFF")
   file(STRINGS ${OVERSPILL_CUDA_INCLUDE}/cuda_runtime_api.h CUDART_VERSION

@@ -1,7 +1,7 @@
 # The model on GPUs, a library beside the engine that calls it: over nvcc's kernels, over emulated
 # ones in tests (targets with the property OVERSPILL_EMULATED_GPU), or, without either, refusing.
 set(CUDA_MODEL_SOURCES engine/model/cuda_llama.cpp engine/model/cuda_state.cpp
-    engine/model/cuda_attention_choice.cpp)
+    engine/model/cuda_attention_choice.cpp engine/collective/cuda_reduction_kernels.cpp)
 list(TRANSFORM CUDA_MODEL_SOURCES PREPEND ${CMAKE_SOURCE_DIR}/)
 set(NO_CUDA_MODEL_SOURCES ${CMAKE_SOURCE_DIR}/engine/model/no_cuda_model.cpp)
 list(REMOVE_ITEM ENGINE_SOURCES ${CUDA_MODEL_SOURCES} ${NO_CUDA_MODEL_SOURCES})

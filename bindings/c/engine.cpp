@@ -117,6 +117,7 @@ Engine::Engine(const char* configuration, const osp_engine_options_t& given)
            "version; remove the key, or write unified or discrete");
   }
   const RankIdentity identity = identity_of(options);
+  if (identity.ranks > 1) check_backend(config, false);
   ranks = identity.ranks == 1 ? std::make_unique<Ranks>()
                               : std::make_unique<Ranks>(identity, ranks_options(config));
 }

@@ -287,7 +287,7 @@ OSP_API osp_status_t osp_describe_plan(osp_engine_t engine, char* text, size_t c
 /* ---- weights in and out ------------------------------------------------------------------- */
 
 /* All calls of this section wait for what is under way, apply pending updates (osp_flush), need all
- * layers released, and are called by all ranks at once. */
+ * layers released, and are called by all ranks at once. Other calls on the engine wait for them. */
 
 /* Loads all weights by their tensors' names from a safetensors file, or a directory with
  * model.safetensors or model.safetensors.index.json. F32, BF16 or F16; with bf16 precision, float32
@@ -330,7 +330,8 @@ OSP_API osp_status_t osp_export_weights(osp_engine_t engine, const char* directo
  * tensors, in the order of registration (`count` of them, or 0 and null). Valid until osp_release;
  * read only. The weights are those after all steps so far: a pending update is applied first. On
  * the host the call returns when they are there; on a GPU, work put on `stream` from now on finds
- * them. The layers that follow in the order are fetched meanwhile. Held layers stay where they are.
+ * them. The layers that follow in the order are fetched meanwhile. Held layers stay where they are;
+ * with offload.update: in_backward, their weights change once their gradient is complete.
  * Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FINALIZED, SIZE_MISMATCH (another count),
  * ALREADY_ACQUIRED, NO_SLOT (held_layers are held), INVALID_ARGUMENT (a stream on the host). */
 OSP_API osp_status_t osp_acquire(osp_engine_t engine, uint32_t layer, void* stream,

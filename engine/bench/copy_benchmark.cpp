@@ -1,4 +1,4 @@
-// Every copy takes the next piece of its memory, so that none finds its bytes in a cache.
+// What is measured, one device after the other, then all at once.
 #include "engine/bench/copy_benchmark.h"
 
 #include <fmt/format.h>
@@ -8,6 +8,7 @@
 
 #include "engine/base/error.h"
 #include "engine/base/parallel.h"
+#include "engine/bench/copy_works.h"
 #include "engine/bench/triad.h"
 #include "offload/arena.h"
 #include "offload/numa_binding.h"
@@ -18,21 +19,12 @@ namespace {
 constexpr uint64_t kTypicalBytes = 16 * kMiB;  // a chunk's weights are 2 to 8 MiB, its state more
 constexpr uint64_t kTriadPiece = 8 * kMiB;
 constexpr uint64_t kSmallBytes = 4 * kKiB;  // of a copy that is all latency
+constexpr auto kUp = CopyDirection::to_device, kDown = CopyDirection::to_host;
 
-/// The host's side of the copies of both directions, and one device's.
-struct Sides {
-  std::byte* host;  ///< up: the first half, down: the second
-  Device* device;
-  uint64_t half;
-};
-
-BenchWork copy_work(const Sides& sides, uint64_t bytes, bool up) {
-  return {static_cast<double>(bytes), [=, turn = uint64_t{0}]() mutable {
-            const uint64_t at = turn++ % (sides.half / bytes) * bytes + (up ? 0 : sides.half);
-            std::byte *host = sides.host + at, *device = sides.device->memory() + at;
-            up ? sides.device->copy_to_device(device, host, bytes)
-               : sides.device->copy_to_host(host, device, bytes);
-          }};
+/// -1 when unknown.
+int node_of(const Machine& machine, const CudaGpu& gpu) {
+  const auto found = std::ranges::find(machine.gpus, gpu.pci, &Gpu::pci);
+  return found == machine.gpus.end() ? -1 : found->numa_node;
 }
 
 class CopyBenchmark {
@@ -42,30 +34,58 @@ class CopyBenchmark {
       : options_(options),
         machine_(machine),
         half_(std::max(options.bytes_per_direction, std::ranges::max(options.sizes))),
-        devices_(options.devices(2 * half_)),
-        arena_(2 * half_, "host copies"),
+        typical_(std::min(kTypicalBytes, std::ranges::max(options.sizes))),
+        found_(options.devices(2 * half_)),
+        arena_half_(std::max(half_, typical_ * found_.devices.size())),
+        arena_(2 * arena_half_, "host copies"),
         pageable_(std::make_unique<std::byte[]>(2 * half_)),
         rounds_(options.rounds, count_tasks(), stop, progress) {
-    report_.typical_bytes = std::min(kTypicalBytes, std::ranges::max(options.sizes));
+    report_.typical_bytes = typical_;
+    report_.gpu_absence = found_.gpu_absence;
   }
 
   CopyReport run() {
     measure_memory();
-    for (const auto& device : devices_) measure_device(*device);
-    if (devices_.size() > 1) measure_all();
-    for (size_t i = 0; i < devices_.size(); ++i) compare_nodes(*devices_[i], report_.devices[i]);
+    for (const CopyDevice& one : found_.devices) measure_device(one);
+    if (found_.devices.size() > 1) measure_all();
+    for (size_t i = 0; i < found_.devices.size(); ++i) {
+      compare_nodes(found_.devices[i], report_.devices[i]);
+    }
     return std::move(report_);
   }
 
  private:
   size_t count_tasks() const {
-    const size_t nodes = machine_.numa_nodes.size();
+    const size_t nodes = machine_.numa_nodes.size(), devices = found_.devices.size();
     const size_t of_a_device = options_.sizes.size() * 6 + 2 + (nodes > 1 ? 2 * nodes : 0);
-    return 1 + devices_.size() * of_a_device + (devices_.size() > 1 ? 2 : 0);
+    return 1 + devices * of_a_device + (devices > 1 ? 3 : 0);
   }
 
-  Sides sides(Device& device, bool pinned) const {
-    return {pinned ? arena_.memory() : pageable_.get(), &device, half_};
+  CopyMemory pinned(const CopyDevice& one) const {
+    return {one.device.get(), arena_.memory(), arena_.memory() + arena_half_, half_};
+  }
+  CopyMemory pageable(const CopyDevice& one) const {
+    return {one.device.get(), pageable_.get(), pageable_.get() + half_, half_};
+  }
+  /// GPUs write to host memory of their own.
+  CopyMemory part(size_t index) const {
+    const uint64_t bytes = std::min(arena_half_ / found_.devices.size(), half_);
+    CopyMemory memory = pinned(found_.devices[index]);
+    memory.to_device += index * bytes;
+    memory.to_host += index * bytes;
+    memory.bytes = bytes;
+    return memory;
+  }
+  HostRegistration register_arena(const CopyDevice& one) const {
+    return one.device->register_host({arena_.memory(), arena_.bytes()});
+  }
+
+  /// Copies of pinned memory as a lane makes them. With the host as the device the lane's thread
+  /// copies itself.
+  static BenchWork lane_copies(const CopyDevice& one, const CopyMemory& memory, uint64_t bytes,
+                               CopyDirection direction) {
+    return one.gpu ? queued_copies(memory, bytes, direction)
+                   : single_copy(memory, bytes, direction);
   }
 
   /// The rate of three whole arrays depends on where the system put them, by a factor of two. So
@@ -89,25 +109,34 @@ class CopyBenchmark {
     report_.memory_bandwidth = rounds_.measure({&task, 1})[0][0];
   }
 
-  void measure_device(Device& device) {
-    DeviceCopies& result = report_.devices.emplace_back();
-    result.name = device.name();
+  std::vector<BenchTask> copy_tasks(const CopyDevice& one, DeviceCopies& result) const {
     std::vector<BenchTask> tasks;
     for (const uint64_t bytes : options_.sizes) {
-      for (const bool pinned : {true, false}) {
-        const Sides memory = sides(device, pinned);
+      for (const bool is_pinned : {true, false}) {
+        const auto copies = [&](CopyDirection direction) {
+          return is_pinned ? lane_copies(one, pinned(one), bytes, direction)
+                           : single_copy(pageable(one), bytes, direction);
+        };
         const std::string what =
-            fmt::format("{} {}", format_bytes(bytes), pinned ? "pinned" : "pageable");
-        const BenchWork up = copy_work(memory, bytes, true), down = copy_work(memory, bytes, false);
-        tasks.push_back({"host to device, " + what, "GB/s", {up}});
-        tasks.push_back({"device to host, " + what, "GB/s", {down}});
-        tasks.push_back({"both directions, " + what, "GB/s", {up, down}});
-        result.points.push_back({.bytes = bytes, .pinned = pinned});
+            fmt::format("{} {}", format_bytes(bytes), is_pinned ? "pinned" : "pageable");
+        tasks.push_back({"host to device, " + what, "GB/s", {copies(kUp)}});
+        tasks.push_back({"device to host, " + what, "GB/s", {copies(kDown)}});
+        tasks.push_back({"both directions, " + what, "GB/s", {copies(kUp), copies(kDown)}});
+        result.points.push_back({.bytes = bytes, .pinned = is_pinned});
       }
     }
+    return tasks;
+  }
+
+  void measure_device(const CopyDevice& one) {
+    DeviceCopies& result = report_.devices.emplace_back();
+    result.name = one.device->name();
+    if (one.gpu) result.gpu = {one.gpu->index, one.gpu->pci, node_of(machine_, *one.gpu)};
+    const HostRegistration registration = register_arena(one);
+    std::vector<BenchTask> tasks = copy_tasks(one, result);
     const size_t small = tasks.size();
-    for (const bool up : {true, false}) {
-      tasks.push_back({"small copies", "GB/s", {copy_work(sides(device, true), kSmallBytes, up)}});
+    for (const CopyDirection direction : {kUp, kDown}) {
+      tasks.push_back({"small copies", "GB/s", {single_copy(pinned(one), kSmallBytes, direction)}});
     }
     const auto rates = rounds_.measure(tasks);
     for (size_t i = 0; i < result.points.size(); ++i) {
@@ -121,30 +150,45 @@ class CopyBenchmark {
   }
 
   void measure_all() {
-    std::vector<BenchTask> tasks;
-    for (const bool up : {true, false}) {
-      BenchTask task{
-          .name = up ? "host to all devices" : "all devices to host", .unit = "GB/s", .works = {}};
-      for (const auto& device : devices_) {
-        task.works.push_back(copy_work(sides(*device, true), report_.typical_bytes, up));
+    const size_t devices = found_.devices.size();
+    std::vector<HostRegistration> registrations;
+    for (const CopyDevice& one : found_.devices) registrations.push_back(register_arena(one));
+    std::vector<BenchTask> tasks = {{"host to all devices", "GB/s", {}},
+                                    {"all devices to host", "GB/s", {}},
+                                    {"all devices, both directions", "GB/s", {}}};
+    for (const CopyDirection direction : {kUp, kDown}) {
+      for (size_t i = 0; i < devices; ++i) {
+        const auto copies = [&] {
+          return lane_copies(found_.devices[i], part(i), typical_, direction);
+        };
+        tasks[direction == kUp ? 0 : 1].works.push_back(copies());
+        tasks[2].works.push_back(copies());
       }
-      tasks.push_back(std::move(task));
     }
     const auto rates = rounds_.measure(tasks);
-    for (const double rate : rates[0]) report_.all_h2d += rate;
-    for (const double rate : rates[1]) report_.all_d2h += rate;
+    const auto sum = [&](size_t task, size_t first) {
+      const auto begin = rates[task].begin() + static_cast<std::ptrdiff_t>(first);
+      return std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(devices), 0.0);
+    };
+    report_.all_h2d = sum(0, 0);
+    report_.all_d2h = sum(1, 0);
+    report_.all_both_h2d = sum(2, 0);
+    report_.all_both_d2h = sum(2, devices);
   }
 
-  void compare_nodes(Device& device, DeviceCopies& result) {
+  void compare_nodes(const CopyDevice& one, DeviceCopies& result) {
     if (machine_.numa_nodes.size() < 2) return;
     for (const NumaNode& node : machine_.numa_nodes) {
+      // Before it is pinned: pinned memory does not move.
       if (!place_on_node(arena_.memory(), arena_.bytes(), node.index)) continue;
+      const HostRegistration registration = register_arena(one);
       std::vector<BenchTask> tasks;
-      for (const bool up : {true, false}) {
-        tasks.push_back({fmt::format("{}, memory of NUMA node {}",
-                                     up ? "host to device" : "device to host", node.index),
-                         "GB/s",
-                         {copy_work(sides(device, true), report_.typical_bytes, up)}});
+      for (const CopyDirection direction : {kUp, kDown}) {
+        tasks.push_back(
+            {fmt::format("{}, memory of NUMA node {}",
+                         direction == kUp ? "host to device" : "device to host", node.index),
+             "GB/s",
+             {lane_copies(one, pinned(one), typical_, direction)}});
       }
       const auto rates = rounds_.measure(tasks);
       result.nodes.push_back({.node = node.index, .h2d = rates[0][0], .d2h = rates[1][0]});
@@ -153,8 +197,9 @@ class CopyBenchmark {
 
   const CopyBenchOptions& options_;
   const Machine& machine_;
-  const uint64_t half_;
-  std::vector<std::unique_ptr<Device>> devices_;
+  const uint64_t half_, typical_;
+  CopyDevices found_;
+  const uint64_t arena_half_;
   Arena arena_;
   std::unique_ptr<std::byte[]> pageable_;
   BenchRounds rounds_;
@@ -162,12 +207,6 @@ class CopyBenchmark {
 };
 
 }  // namespace
-
-std::vector<std::unique_ptr<Device>> make_bench_devices(uint64_t bytes) {
-  std::vector<std::unique_ptr<Device>> devices;
-  devices.push_back(make_host_device(bytes, /*unified=*/false));
-  return devices;
-}
 
 CopyReport run_copy_benchmark(const CopyBenchOptions& options, const std::atomic<bool>& stop,
                               const BenchProgress& progress) {

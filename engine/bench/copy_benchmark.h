@@ -2,22 +2,17 @@
 // lanes do, and the host memory's bandwidth with all cores. One call, one thread.
 #pragma once
 
-#include <functional>
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/base/units.h"
 #include "engine/bench/bench_rounds.h"
 #include "engine/bench/bench_section.h"
+#include "engine/bench/copy_devices.h"
 #include "engine/plan/profile.h"
-#include "offload/device.h"
 
 namespace overspill {
-
-/// Devices that are not unified with the host, each with so many bytes of memory.
-using DeviceMaker = std::function<std::vector<std::unique_ptr<Device>>(uint64_t bytes)>;
-std::vector<std::unique_ptr<Device>> make_bench_devices(uint64_t bytes);
 
 struct CopyBenchOptions {
   std::vector<uint64_t> sizes = {64 * kKiB, 256 * kKiB, kMiB,      4 * kMiB,
@@ -27,7 +22,7 @@ struct CopyBenchOptions {
   uint64_t bytes_per_direction = 256 * kMiB;
   uint64_t triad_bytes = 384 * kMiB;  ///< of its three arrays
   RoundOptions rounds{};
-  DeviceMaker devices = make_bench_devices;
+  CopyDeviceMaker devices = make_copy_devices;
 };
 
 /// Bytes per second of copies of one size.
@@ -44,18 +39,28 @@ struct CopyNode {
   double h2d = 0, d2h = 0;
 };
 
+/// Which GPU was measured, as `overspill info` shows it.
+struct CopyGpu {
+  uint32_t index = 0;
+  std::string pci;
+  int numa_node = -1;  ///< -1 when unknown
+};
+
 struct DeviceCopies {
   std::string name;
+  std::optional<CopyGpu> gpu{};  ///< empty: the host
   std::vector<CopyPoint> points;
   std::vector<CopyNode> nodes;  ///< none with one node
-  double latency = 0;           ///< seconds of the smallest copy, both directions' mean
+  double latency = 0;  ///< seconds of a copy of 4 KiB that is waited for, both directions' mean
 };
 
 struct CopyReport {
   std::vector<DeviceCopies> devices;
-  uint64_t typical_bytes = 0;       ///< the size that the profile's rates are of
-  double all_h2d = 0, all_d2h = 0;  ///< sums over all devices at once; 0: there is one
-  double memory_bandwidth = 0;      ///< bytes per second read and written by the triad
+  std::string gpu_absence;                    ///< why no GPU was measured; empty where one was
+  uint64_t typical_bytes = 0;                 ///< the size that the profile's rates are of
+  double all_h2d = 0, all_d2h = 0;            ///< sums over all devices at once; 0: there is one
+  double all_both_h2d = 0, all_both_d2h = 0;  ///< and in both directions at once
+  double memory_bandwidth = 0;                ///< bytes per second read and written by the triad
   uint64_t memory_bytes = 0;
   uint32_t cores = 0;
   std::vector<std::vector<uint32_t>> numa_distances;

@@ -12,8 +12,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+std::string shown_name(const DeviceCopies& device) {
+  if (!device.gpu) return device.name;
+  if (device.gpu->numa_node < 0) return fmt::format("GPU {} ({})", device.gpu->index, device.name);
+  return fmt::format("GPU {} ({}, NUMA node {})", device.gpu->index, device.name,
+                     device.gpu->numa_node);
+}
+
 BenchTable copies_table(const DeviceCopies& device) {
-  BenchTable table{.title = fmt::format("copies of {}, GB/s", device.name),
+  BenchTable table{.title = fmt::format("copies of {}, GB/s", shown_name(device)),
                    .columns = {"size", "host memory", "to device", "to host", "both: to device",
                                "both: to host"},
                    .rows = {}};
@@ -29,7 +36,7 @@ BenchTable copies_table(const DeviceCopies& device) {
 }
 
 std::string copies_plot(const DeviceCopies& device) {
-  LinePlot plot{.title = "Copies of " + device.name,
+  LinePlot plot{.title = "Copies of " + shown_name(device),
                 .x_title = "size of a copy (full: pinned memory, dashed: pageable)",
                 .y_title = "GB/s",
                 .x_ticks = {},
@@ -70,7 +77,14 @@ Json device_json(const DeviceCopies& device) {
                      {"h2d_bytes_per_second", node.h2d},
                      {"d2h_bytes_per_second", node.d2h}});
   }
+  Json gpu = nullptr;
+  if (device.gpu) {
+    gpu = {{"index", device.gpu->index},
+           {"pci", device.gpu->pci},
+           {"numa_node", device.gpu->numa_node}};
+  }
   return {{"name", device.name},
+          {"gpu", gpu},
           {"latency_seconds", device.latency},
           {"results", points},
           {"numa_nodes", nodes}};
@@ -102,6 +116,12 @@ BenchSection copy_section(const CopyReport& report) {
   if (report.devices.size() > 1) {
     notes.push_back(fmt::format("all {} devices at once: {} GB/s to them, {} GB/s to the host",
                                 report.devices.size(), giga(report.all_h2d), giga(report.all_d2h)));
+    notes.push_back(
+        fmt::format("all {} devices in both directions: {} GB/s to them beside {} GB/s to the host",
+                    report.devices.size(), giga(report.all_both_h2d), giga(report.all_both_d2h)));
+  }
+  if (!report.gpu_absence.empty()) {
+    notes.push_back(fmt::format("the device is the host: {}", report.gpu_absence));
   }
   Json json = {{"memory_bytes_per_second", report.memory_bandwidth},
                {"memory_bytes", report.memory_bytes},
@@ -110,6 +130,9 @@ BenchSection copy_section(const CopyReport& report) {
                {"typical_bytes", report.typical_bytes},
                {"all_h2d_bytes_per_second", report.all_h2d},
                {"all_d2h_bytes_per_second", report.all_d2h},
+               {"all_both_h2d_bytes_per_second", report.all_both_h2d},
+               {"all_both_d2h_bytes_per_second", report.all_both_d2h},
+               {"gpu_absence", report.gpu_absence},
                {"devices", devices}};
   return make_section("copy", "Copies between host and device", tables, plots, notes,
                       std::move(json));

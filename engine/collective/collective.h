@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -39,6 +40,12 @@ class Collective {
   virtual void all_reduce(std::span<double> values) = 0;
   virtual void broadcast(std::span<std::byte> bytes, uint32_t root) = 0;
   virtual void barrier() = 0;
+
+  /// Whether calls that move floats and bytes return when their work is on the device's collective
+  /// stream. await(), from one other thread, waits for it: until done() is true. It throws as the
+  /// calls do.
+  virtual bool on_stream() const { return false; }
+  virtual void await(const std::function<bool()>& done);
 
   /// From any thread: calls under way and later ones throw Error(rank_lost) with the reason.
   virtual void abort(const std::string& reason) = 0;

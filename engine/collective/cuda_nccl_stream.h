@@ -21,6 +21,9 @@ struct CudaReductionKernels {
   void (*add_bf16)(void* stream, const uint16_t* values, float* sum, uint64_t count);
 };
 
+/// Those of the GPU's model. Throws Error(not_found) without them in the build.
+CudaReductionKernels cuda_reduction_kernels();
+
 /// On the device's collective stream; destroyed before the device. Host memory that is not pinned
 /// is copied through a pinned buffer of its own by host functions on the stream, so that no call
 /// waits in CUDA for a rank that is lost. Throws Error(io) when CUDA fails.

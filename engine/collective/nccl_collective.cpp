@@ -1,5 +1,5 @@
 // The communicator does not block: a call that NCCL has not finished is polled, and a communicator
-// with a lost rank is aborted by the thread that uses it, never by another one.
+// with a lost rank is aborted by a thread that uses it, under the lock of calls.
 #include "engine/collective/nccl_collective.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "engine/base/error.h"
-#include "engine/collective/nccl_library.h"
+#include "engine/collective/nccl_communicator.h"
 
 namespace overspill {
 namespace {
@@ -41,63 +41,7 @@ class Pause {
   uint32_t count_ = 0;
 };
 
-class NcclCollective final : public Collective {
- public:
-  NcclCollective(const CollectiveGroup& group, NcclStream& stream, const NcclOptions& options);
-  ~NcclCollective() override;
-
-  void all_gather(std::span<const std::byte> part, std::span<std::byte> whole) override;
-  void reduce_scatter(std::span<float> values, ReduceType type) override;
-  void all_reduce(std::span<float> values, ReduceType type) override;
-  void all_reduce(std::span<double> values) override;
-  void broadcast(std::span<std::byte> bytes, uint32_t root) override;
-  void barrier() override;
-  void abort(const std::string& reason) override { set_reason(reason); }
-
- private:
-  void set_reason(const std::string& reason);
-  void begin() {
-    if (failed_) lose();
-  }
-  [[noreturn]] void lose();
-  [[noreturn]] void lose(const std::string& what) {
-    set_reason(fmt::format("group \"{}\": rank {}: {}", group_.name, group_.member(rank()), what));
-    lose();
-  }
-  [[noreturn]] void lose(const char* function, int error) {
-    lose(fmt::format("{}: {} ({}); another rank is lost or failed, see the messages of all ranks",
-                     function, nccl_.error_text(error), nccl_.last_error(comm_)));
-  }
-  void check(const char* function, int result);
-  void wait();
-  template <class F>
-  void exchange(F&& sends_and_receives);
-
-  void reduce(std::span<float> values, ReduceType type);
-  void gather_floats(std::span<float> values, const Partition& parts, ReduceType type);
-  void reduce_scatter_rounded(std::span<float> values, const Partition& parts);
-  void all_reduce_rounded(std::span<float> values);
-
-  // Staging memory: a place for each rank, of float32 or of bf16; in the latter case the second
-  // half is for what goes out.
-  float* incoming(uint32_t index) {
-    return reinterpret_cast<float*>(options_.staging.data()) + index * piece_;
-  }
-  uint16_t* incoming_bf16(uint32_t index) {
-    return reinterpret_cast<uint16_t*>(options_.staging.data()) + index * piece_;
-  }
-  uint16_t* outgoing_bf16(uint32_t index) { return incoming_bf16(size() + index); }
-
-  const CollectiveGroup group_;
-  NcclStream& stream_;
-  const NcclOptions options_;
-  const uint64_t piece_;
-  const NcclLibrary nccl_;
-  NcclComm* comm_ = nullptr;
-  std::atomic<bool> failed_{false};
-  std::mutex mutex_;
-  std::string reason_;
-};
+}  // namespace
 
 NcclCollective::NcclCollective(const CollectiveGroup& group, NcclStream& stream,
                                const NcclOptions& options)
@@ -105,6 +49,7 @@ NcclCollective::NcclCollective(const CollectiveGroup& group, NcclStream& stream,
       group_(group),
       stream_(stream),
       options_(options),
+      patience_(group.patience.value_or(group.timeout)),
       piece_(piece_values(group.size)),
       nccl_(open_nccl_library()) {
   CHECK(options.staging.size() >= nccl_staging_bytes(group.size));
@@ -171,51 +116,62 @@ void NcclCollective::check(const char* function, int result) {
   if (result != kNcclSuccess) lose(function, result);
 }
 
+void NcclCollective::check_peers() {
+  if (failed_) lose();
+  int error = kNcclSuccess;
+  check("ncclCommGetAsyncError", nccl_.get_async_error(comm_, &error));
+  check("NCCL", error);
+}
+
 void NcclCollective::wait() {
-  const auto deadline = steady_clock::now() + group_.timeout;
+  const auto deadline = steady_clock::now() + patience_;
   for (Pause pause;; pause()) {
     // First: work that failed leaves the stream idle too.
     const bool done = stream_.idle();
-    if (failed_) lose();
-    int error = kNcclSuccess;
-    check("ncclCommGetAsyncError", nccl_.get_async_error(comm_, &error));
-    check("NCCL", error);
+    check_peers();
     if (done) return;
-    if (steady_clock::now() > deadline) {
-      lose(
-          fmt::format("the other ranks have not done their part for {} ms: one hangs, is stopped "
-                      "or is cut off; see the messages of all ranks",
-                      group_.timeout.count()));
+    if (steady_clock::now() > deadline) lose(silence());
+  }
+}
+
+void NcclCollective::await(const std::function<bool()>& done) {
+  const auto deadline = steady_clock::now() + patience_;
+  for (Pause pause;; pause()) {
+    const bool ended = done();
+    const bool late = steady_clock::now() > deadline;
+    // A call under way looks for lost ranks itself.
+    if (ended || late || failed_) {
+      const std::lock_guard sure(call_);
+      check_peers();
+      if (ended) return;
+      if (late) lose(silence());
+    } else if (std::unique_lock chance(call_, std::try_to_lock); chance) {
+      check_peers();
     }
   }
 }
 
-/// A group of sends and receives: NCCL starts them together.
-template <class F>
-void NcclCollective::exchange(F&& sends_and_receives) {
-  check("ncclGroupStart", nccl_.group_start());
-  int first_error = kNcclSuccess;
-  sends_and_receives([&](int result) {
-    if (result != kNcclInProgress && first_error == kNcclSuccess) first_error = result;
-  });
-  const int result = nccl_.group_end();  // also after an error: it belongs to the start
-  check("ncclSend", first_error);
-  check("ncclGroupEnd", result);
+std::string NcclCollective::silence() const {
+  return fmt::format(
+      "the other ranks have not done their part for {} ms: one hangs, is stopped or is cut off; "
+      "see "
+      "the messages of all ranks",
+      patience_.count());
 }
 
 void NcclCollective::all_gather(std::span<const std::byte> part, std::span<std::byte> whole) {
   CHECK(whole.size() == part.size() * size());
-  begin();
+  const auto call = begin();
   if (part.empty()) return;
   check("ncclAllGather", nccl_.all_gather(part.data(), whole.data(), part.size(), kNcclUint8, comm_,
                                           stream_.handle()));
   bytes_sent_ += part.size() * (size() - 1);
-  wait();
+  wait_unless_deferred();
 }
 
 void NcclCollective::reduce_scatter(std::span<float> values, ReduceType type) {
   CHECK(values.size() % size() == 0);
-  begin();
+  const auto call = begin();
   const Partition parts{.total = values.size(), .ranks = size()};
   const uint64_t part = parts.length(0);
   if (part == 0) return;
@@ -229,11 +185,11 @@ void NcclCollective::reduce_scatter(std::span<float> values, ReduceType type) {
                                kNcclFloat32, kNcclSum, comm_, stream_.handle()));
   }
   bytes_sent_ += (values.size() - part) * (type == ReduceType::bf16 ? 2 : 4);
-  wait();
+  wait_unless_deferred();
 }
 
 void NcclCollective::all_reduce(std::span<float> values, ReduceType type) {
-  begin();
+  const auto call = begin();
   if (values.empty()) return;
   const Partition parts{.total = values.size(), .ranks = size()};
   if (options_.deterministic) {
@@ -247,12 +203,12 @@ void NcclCollective::all_reduce(std::span<float> values, ReduceType type) {
   }
   const uint64_t own = parts.length(rank());
   bytes_sent_ += (values.size() - own + own * (size() - 1)) * (type == ReduceType::bf16 ? 2 : 4);
-  wait();
+  wait_unless_deferred();
 }
 
 /// Summed on the host: few values, and the bits of any other backend.
 void NcclCollective::all_reduce(std::span<double> values) {
-  begin();
+  const auto call = begin();
   const uint64_t most = piece_ * sizeof(float) / sizeof(double);
   for (uint64_t at = 0; at < values.size(); at += most) {
     const auto piece = values.subspan(at, std::min<uint64_t>(most, values.size() - at));
@@ -277,7 +233,7 @@ void NcclCollective::all_reduce(std::span<double> values) {
 
 void NcclCollective::broadcast(std::span<std::byte> bytes, uint32_t root) {
   CHECK(root < size());
-  begin();
+  const auto call = begin();
   if (bytes.empty()) return;
   check("ncclBroadcast", nccl_.broadcast(bytes.data(), bytes.data(), bytes.size(), kNcclUint8,
                                          static_cast<int>(root), comm_, stream_.handle()));
@@ -289,102 +245,12 @@ void NcclCollective::broadcast(std::span<std::byte> bytes, uint32_t root) {
 }
 
 void NcclCollective::barrier() {
-  begin();
+  const auto call = begin();
   void* staging = options_.staging.data();
   check("ncclAllReduce",
         nccl_.all_reduce(staging, staging, 1, kNcclUint8, kNcclSum, comm_, stream_.handle()));
   wait();
 }
-
-/// This rank's part becomes the sum in the order of ranks. Only put on the stream.
-void NcclCollective::reduce(std::span<float> values, ReduceType type) {
-  const Partition parts{.total = values.size(), .ranks = size()};
-  const bool bf16 = type == ReduceType::bf16;
-  for (uint64_t p = 0; p * piece_ < parts.length(0); ++p) {
-    const auto length = [&](uint32_t r) { return piece_length(parts.length(r), piece_, p); };
-    const auto piece_of = [&](uint32_t r) { return values.data() + parts.begin(r) + p * piece_; };
-    const uint64_t own = length(rank());
-    for (uint32_t r = 0; bf16 && r < size(); ++r) {
-      uint16_t* rounded = r == rank() ? incoming_bf16(r) : outgoing_bf16(r);
-      if (length(r) > 0) stream_.round_to_bf16(piece_of(r), rounded, length(r));
-    }
-    if (!bf16 && own > 0) stream_.copy(incoming(rank()), piece_of(rank()), own * sizeof(float));
-    exchange([&](auto&& keep) {
-      const int datatype = bf16 ? kNcclBfloat16 : kNcclFloat32;
-      for (uint32_t r = 0; r < size(); ++r) {
-        if (r == rank()) continue;
-        const void* out = bf16 ? static_cast<void*>(outgoing_bf16(r)) : piece_of(r);
-        void* in = bf16 ? static_cast<void*>(incoming_bf16(r)) : incoming(r);
-        const int peer = static_cast<int>(r);
-        if (length(r) > 0) {
-          keep(nccl_.send(out, length(r), datatype, peer, comm_, stream_.handle()));
-        }
-        if (own > 0) keep(nccl_.receive(in, own, datatype, peer, comm_, stream_.handle()));
-      }
-    });
-    if (own > 0) {
-      stream_.sum_in_rank_order(type, options_.staging.data(), piece_, size(), piece_of(rank()),
-                                own);
-    }
-  }
-}
-
-/// Every rank's part to all others; with bf16 rounded, on the rank that has it too.
-void NcclCollective::gather_floats(std::span<float> values, const Partition& parts,
-                                   ReduceType type) {
-  const bool bf16 = type == ReduceType::bf16;
-  for (uint64_t p = 0; p * piece_ < parts.length(0); ++p) {
-    const auto length = [&](uint32_t r) { return piece_length(parts.length(r), piece_, p); };
-    const auto piece_of = [&](uint32_t r) { return values.data() + parts.begin(r) + p * piece_; };
-    const uint64_t own = length(rank());
-    uint16_t* const rounded = incoming_bf16(rank());
-    if (bf16 && own > 0) stream_.round_to_bf16(piece_of(rank()), rounded, own);
-    exchange([&](auto&& keep) {
-      const int datatype = bf16 ? kNcclBfloat16 : kNcclFloat32;
-      for (uint32_t r = 0; r < size(); ++r) {
-        if (r == rank()) continue;
-        const void* out = bf16 ? static_cast<void*>(rounded) : piece_of(rank());
-        void* in = bf16 ? static_cast<void*>(incoming_bf16(r)) : piece_of(r);
-        const int peer = static_cast<int>(r);
-        if (own > 0) keep(nccl_.send(out, own, datatype, peer, comm_, stream_.handle()));
-        if (length(r) > 0) {
-          keep(nccl_.receive(in, length(r), datatype, peer, comm_, stream_.handle()));
-        }
-      }
-    });
-    for (uint32_t r = 0; bf16 && r < size(); ++r) {
-      if (length(r) > 0) stream_.widen_bf16(incoming_bf16(r), piece_of(r), length(r));
-    }
-  }
-}
-
-void NcclCollective::reduce_scatter_rounded(std::span<float> values, const Partition& parts) {
-  uint16_t *const packed = outgoing_bf16(0), *const sum = incoming_bf16(0);
-  for (uint64_t p = 0; p * piece_ < parts.length(0); ++p) {
-    const uint64_t count = piece_length(parts.length(0), piece_, p);
-    const auto piece_of = [&](uint32_t r) { return values.data() + parts.begin(r) + p * piece_; };
-    for (uint32_t r = 0; r < size(); ++r) {
-      stream_.round_to_bf16(piece_of(r), packed + r * count, count);
-    }
-    check("ncclReduceScatter", nccl_.reduce_scatter(packed, sum, count, kNcclBfloat16, kNcclSum,
-                                                    comm_, stream_.handle()));
-    stream_.widen_bf16(sum, piece_of(rank()), count);
-  }
-}
-
-void NcclCollective::all_reduce_rounded(std::span<float> values) {
-  uint16_t* const rounded = outgoing_bf16(0);
-  const uint64_t most = piece_ * size();
-  for (uint64_t at = 0; at < values.size(); at += most) {
-    const auto piece = values.subspan(at, std::min<uint64_t>(most, values.size() - at));
-    stream_.round_to_bf16(piece.data(), rounded, piece.size());
-    check("ncclAllReduce", nccl_.all_reduce(rounded, rounded, piece.size(), kNcclBfloat16, kNcclSum,
-                                            comm_, stream_.handle()));
-    stream_.widen_bf16(rounded, piece.data(), piece.size());
-  }
-}
-
-}  // namespace
 
 std::unique_ptr<Collective> make_nccl_collective(const CollectiveGroup& group, NcclStream& stream,
                                                  const NcclOptions& options) {

@@ -1,6 +1,7 @@
 // Collectives of GPU ranks over NCCL. Spans of floats and bytes lie in memory that the GPU reaches,
-// spans of doubles in the host's. Calls put their work on one stream and return when it is done;
-// NCCL itself is never waited in, so that a lost rank or abort() ends every call.
+// spans of doubles in the host's. Calls put their work on one stream and return when it is done, or
+// at once where that is deferred; NCCL itself is never waited in, so that a lost rank or abort()
+// ends every call.
 #pragma once
 
 #include <cstddef>
@@ -38,6 +39,8 @@ struct NcclOptions {
   /// own reductions: the order is fixed by NCCL's choice of algorithm, and with bf16 partial sums
   /// are rounded at every hop.
   bool deterministic = false;
+  /// Collective::on_stream().
+  bool deferred = false;
   /// Memory of the device that this group alone uses, nccl_staging_bytes(group.size) of it, aligned
   /// to 16 bytes.
   std::span<std::byte> staging{};

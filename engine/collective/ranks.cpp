@@ -62,21 +62,22 @@ Ranks::Ranks(const RankIdentity& identity, const Options& options) : Ranks() {
 
 void Ranks::meet(const Options& options) {
   gloo_ = open_gloo_device(rendezvous_->own_address());
-  const auto add = [&](const std::string& name, uint32_t first, uint32_t stride, uint32_t count) {
-    auto made = make_group(name, first, stride, count, options);
+  timeout_ = milliseconds_of(options.timeout);
+  const auto add = [&](const CollectiveGroup& group) {
+    auto made = group.size == 1 ? make_local_collective() : make_gloo_collective(group, gloo_);
     const std::lock_guard lock(mutex_);
     if (lost_) made->abort(*lost_);
     collectives_.push_back(std::move(made));
     return collectives_.back().get();
   };
-  groups_.world = add("world", 0, 1, size());
+  groups_.world = add(group("world", 0, 1, size()));
   find_hosts();
-  const uint32_t group = shard_group_size(options.zero_stage, options.hybrid_shard, identity_);
-  const uint32_t copy = rank() / group, part = rank() % group;
-  const auto host = hosts_.begin() + copy * group;
-  const bool on_one_host = std::all_of(host, host + group, [&](uint64_t h) { return h == *host; });
-  const std::vector<uint32_t> groups = gather(on_one_host ? group : 0);
-  const bool alike = std::ranges::count(groups, group) == std::ssize(groups);
+  shard_size_ = shard_group_size(options.zero_stage, options.hybrid_shard, identity_);
+  const auto host = hosts_.begin() + rank() / shard_size_ * shard_size_;
+  const bool on_one_host =
+      std::all_of(host, host + shard_size_, [&](uint64_t h) { return h == *host; });
+  const std::vector<uint32_t> sizes = gather(on_one_host ? shard_size_ : 0);
+  const bool alike = std::ranges::count(sizes, shard_size_) == std::ssize(sizes);
   if (options.hybrid_shard == kGroupIsHost && !alike) {
     fail(
         ErrorCode::invalid_config,
@@ -84,8 +85,18 @@ void Ranks::meet(const Options& options) {
         "many, with numbers that follow each other; start them so (mpirun --map-by slot, srun "
         "--distribution=block), or set hybrid_shard to the size of a group");
   }
-  groups_.shard = add(fmt::format("shard-{}", copy), copy * group, 1, group);
-  groups_.replicas = add(fmt::format("replicas-{}", part), part, group, size() / group);
+  groups_.shard = add(shard_group("shard"));
+  groups_.replicas = add(replicas_group("replicas"));
+}
+
+CollectiveGroup Ranks::shard_group(const std::string& name) const {
+  const uint32_t copy = rank() / shard_size_;
+  return group(fmt::format("{}-{}", name, copy), copy * shard_size_, 1, shard_size_);
+}
+
+CollectiveGroup Ranks::replicas_group(const std::string& name) const {
+  const uint32_t part = rank() % shard_size_;
+  return group(fmt::format("{}-{}", name, part), part, shard_size_, size() / shard_size_);
 }
 
 /// Launchers do not always say who runs where.
@@ -113,20 +124,38 @@ Ranks::~Ranks() {
   if (last_resort_.joinable()) last_resort_.join();
 }
 
-std::unique_ptr<Collective> Ranks::make_group(const std::string& name, uint32_t first,
-                                              uint32_t stride, uint32_t count,
-                                              const Options& options) {
-  if (count == 1) return make_local_collective();
-  const milliseconds timeout = milliseconds_of(options.timeout);
-  CollectiveGroup group{.name = name, .rank = (identity_.rank - first) / stride, .size = count};
-  for (uint32_t i = 0; i < count; ++i) group.members.push_back(first + i * stride);
-  group.timeout = timeout;
-  group.patience = std::max(timeout, kMostPatience);
-  group.set = [this](const std::string& key, const std::string& value) {
+CollectiveGroup Ranks::group(const std::string& name, uint32_t first, uint32_t stride,
+                             uint32_t count) const {
+  CollectiveGroup made{.name = name, .rank = (rank() - first) / stride, .size = count};
+  for (uint32_t i = 0; i < count; ++i) made.members.push_back(first + i * stride);
+  made.timeout = timeout_;
+  made.patience = std::max(timeout_, kMostPatience);
+  made.set = [this](const std::string& key, const std::string& value) {
     rendezvous_->set(key, value);
   };
-  group.get = [this, timeout](const std::string& key) { return rendezvous_->get(key, timeout); };
-  return make_gloo_collective(group, gloo_);
+  made.get = [this](const std::string& key) { return rendezvous_->get(key, timeout_); };
+  return made;
+}
+
+Ranks::DataGroups::DataGroups(const Ranks& ranks, const Make& make)
+    : ranks_(ranks), groups_(ranks.groups()) {
+  if (ranks.size() == 1) return;
+  groups_.shard = add(ranks.shard_group("data-shard"), make);
+  groups_.replicas = add(ranks.replicas_group("data-replicas"), make);
+}
+
+Collective* Ranks::DataGroups::add(const CollectiveGroup& group, const Make& make) {
+  collectives_.push_back(group.size == 1 ? make_local_collective() : make(group));
+  Collective* const made = collectives_.back().get();
+  const std::lock_guard lock(ranks_.mutex_);
+  if (ranks_.lost_) made->abort(*ranks_.lost_);
+  ranks_.others_.push_back(made);
+  return made;
+}
+
+Ranks::DataGroups::~DataGroups() {
+  const std::lock_guard lock(ranks_.mutex_);
+  for (const auto& collective : collectives_) std::erase(ranks_.others_, collective.get());
 }
 
 /// From the rendezvous' thread.
@@ -134,6 +163,7 @@ void Ranks::end_waits(const std::string& what) {
   const std::lock_guard lock(mutex_);
   lost_ = what;
   for (const auto& collective : collectives_) collective->abort(what);
+  for (Collective* const collective : others_) collective->abort(what);
   if (closing_) return;
   last_resort_ = std::thread([this, what] {
     set_thread_name("last_resort");

@@ -2,8 +2,10 @@
 // learns that another one is gone. One object a process; its collectives have one caller at a time.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,6 +17,7 @@
 
 #include "engine/base/error.h"
 #include "engine/collective/collective.h"
+#include "engine/collective/group.h"
 #include "engine/collective/rendezvous.h"
 
 namespace overspill {
@@ -50,6 +53,22 @@ class Ranks {
   /// By rank, a number for the host it runs on.
   const std::vector<uint64_t>& hosts() const { return hosts_; }
 
+  /// The groups of the model's data once more, by another backend: `make` is called for each that
+  /// has several ranks, in the same order everywhere. A lost rank ends their calls too.
+  class DataGroups {
+   public:
+    using Make = std::function<std::unique_ptr<Collective>(const CollectiveGroup& group)>;
+    DataGroups(const Ranks& ranks, const Make& make);
+    ~DataGroups();
+    const RankGroups& groups() const { return groups_; }
+
+   private:
+    Collective* add(const CollectiveGroup& group, const Make& make);
+    const Ranks& ranks_;
+    RankGroups groups_;
+    std::vector<std::unique_ptr<Collective>> collectives_;
+  };
+
   /// Every rank's value, in rank order.
   template <class T>
   std::vector<T> gather(const T& value) const {
@@ -71,8 +90,11 @@ class Ranks {
   Error cause(const Error& error);
 
  private:
-  std::unique_ptr<Collective> make_group(const std::string& name, uint32_t first, uint32_t stride,
-                                         uint32_t count, const Options& options);
+  friend DataGroups;
+  CollectiveGroup group(const std::string& name, uint32_t first, uint32_t stride,
+                        uint32_t count) const;
+  CollectiveGroup shard_group(const std::string& name) const;
+  CollectiveGroup replicas_group(const std::string& name) const;
   void meet(const Options& options);
   void find_hosts();
   void end_waits(const std::string& what);
@@ -83,9 +105,12 @@ class Ranks {
   std::shared_ptr<GlooDevice> gloo_;
   std::vector<std::unique_ptr<Collective>> collectives_;
   RankGroups groups_;
+  std::chrono::milliseconds timeout_{0};
+  uint32_t shard_size_ = 1;
 
   // The last resort: a process that does not end by itself after another rank's failure.
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  mutable std::vector<Collective*> others_;  ///< of DataGroups
   std::condition_variable ended_;
   std::optional<std::string> lost_;  ///< what ended the run
   bool closing_ = false;

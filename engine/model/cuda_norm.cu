@@ -6,7 +6,9 @@
 namespace overspill::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+/// Of a block; short rows take one warp.
+constexpr int kManyThreads = 256, kFewThreads = 32;
+constexpr bool is_short(uint64_t d) { return d <= 512; }
 
 template <class T>
 struct Forward {
@@ -17,7 +19,7 @@ struct Forward {
   uint64_t d;
 };
 
-template <int kWidth, class T>
+template <int kThreads, int kWidth, class T>
 __global__ void __launch_bounds__(kThreads) norm_row(Forward<T> a) {
   const uint64_t first = blockIdx.x * a.d;
   const T* x = a.x + first;
@@ -68,7 +70,7 @@ constexpr uint64_t parts_of(uint64_t rows) {
 
 /// A block takes every gridDim.x-th row. A thread's columns are the same in every row, so that sums
 /// over rows are its own.
-template <int kWidth, class T>
+template <int kThreads, int kWidth, class T>
 __global__ void __launch_bounds__(kThreads) norm_gradient_rows(Backward<T> a) {
   OVERSPILL_DYNAMIC_SHARED(float, shared_sums);
   float* const partial = a.partial + blockIdx.x * a.d;
@@ -133,13 +135,32 @@ struct PartSums {
   }
 };
 
-template <class T>
+template <int kThreads, class T>
 void launch_forward(cudaStream_t stream, const Forward<T>& a, uint64_t rows) {
   const bool vector = a.d % kPack == 0 && aligned(a.x, a.w, a.y) && aligned(a.branch, a.sum);
   if (vector) {
-    OVERSPILL_LAUNCH((norm_row<kPack, T>), blocks_x(rows), kThreads, 0, stream, a);
+    OVERSPILL_LAUNCH((norm_row<kThreads, kPack, T>), blocks_x(rows), kThreads, 0, stream, a);
   } else {
-    OVERSPILL_LAUNCH((norm_row<1, T>), blocks_x(rows), kThreads, 0, stream, a);
+    OVERSPILL_LAUNCH((norm_row<kThreads, 1, T>), blocks_x(rows), kThreads, 0, stream, a);
+  }
+}
+
+template <class T>
+void launch_forward(cudaStream_t stream, const Forward<T>& a, uint64_t rows) {
+  is_short(a.d) ? launch_forward<kFewThreads>(stream, a, rows)
+                : launch_forward<kManyThreads>(stream, a, rows);
+}
+
+template <int kThreads, class T>
+void launch_backward(cudaStream_t stream, const Backward<T>& a, uint64_t parts) {
+  const size_t shared_bytes =
+      a.partial == nullptr || a.d > kSharedColumns ? 0 : a.d * sizeof(float);
+  if (a.d % kPack == 0 && aligned(a.x, a.w, a.dy, a.dx, a.partial)) {
+    OVERSPILL_LAUNCH((norm_gradient_rows<kThreads, kPack, T>), blocks_x(parts), kThreads,
+                     shared_bytes, stream, a);
+  } else {
+    OVERSPILL_LAUNCH((norm_gradient_rows<kThreads, 1, T>), blocks_x(parts), kThreads, shared_bytes,
+                     stream, a);
   }
 }
 
@@ -148,13 +169,13 @@ void launch_forward(cudaStream_t stream, const Forward<T>& a, uint64_t rows) {
 template <class T>
 void rms_norm(cudaStream_t stream, const T* x, const T* w, float eps, T* y, float* rstd,
               uint64_t rows, uint64_t d) {
-  launch_forward<T>(stream, {x, nullptr, w, eps, nullptr, y, rstd, d}, rows);
+  launch_forward(stream, Forward<T>{x, nullptr, w, eps, nullptr, y, rstd, d}, rows);
 }
 
 template <class T>
 void add_rms_norm(cudaStream_t stream, const T* x, const T* branch, const T* w, float eps, T* sum,
                   T* y, float* rstd, uint64_t rows, uint64_t d) {
-  launch_forward<T>(stream, {x, branch, w, eps, sum, y, rstd, d}, rows);
+  launch_forward(stream, Forward<T>{x, branch, w, eps, sum, y, rstd, d}, rows);
 }
 
 uint64_t rms_norm_gradient_workspace_bytes(uint64_t rows, uint64_t d) {
@@ -167,16 +188,9 @@ void rms_norm_gradient(cudaStream_t stream, const T* x, const T* w, const float*
                        uint64_t rows, uint64_t d) {
   float* partial = dw == nullptr ? nullptr : static_cast<float*>(workspace);
   const Backward<T> a{x, w, rstd, dy, dx, partial, options.accumulate_dx, rows, d};
-  const bool vector = d % kPack == 0 && aligned(x, w, dy, dx, partial);
   const uint64_t parts = dw == nullptr ? rows : parts_of(rows);
-  const size_t shared_bytes = dw == nullptr || d > kSharedColumns ? 0 : d * sizeof(float);
-  if (vector) {
-    OVERSPILL_LAUNCH((norm_gradient_rows<kPack, T>), blocks_x(parts), kThreads, shared_bytes,
-                     stream, a);
-  } else {
-    OVERSPILL_LAUNCH((norm_gradient_rows<1, T>), blocks_x(parts), kThreads, shared_bytes, stream,
-                     a);
-  }
+  is_short(d) ? launch_backward<kFewThreads>(stream, a, parts)
+              : launch_backward<kManyThreads>(stream, a, parts);
   if (dw == nullptr) return;
   launch_elementwise(stream, PartSums{partial, parts, d, dw, options.accumulate_dw}, 0, d, false);
 }

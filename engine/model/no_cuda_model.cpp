@@ -1,5 +1,6 @@
-// In place of cuda_llama.cpp where there is no nvcc to compile kernels.
+// In place of what calls kernels where there is no nvcc to compile them.
 #include "engine/base/error.h"
+#include "engine/collective/cuda_nccl_stream.h"
 #include "engine/model/cuda_model.h"
 
 namespace overspill {
@@ -11,6 +12,10 @@ const char* cuda_model_absence() {
 
 std::unique_ptr<Model> make_cuda_model(const ModelShape&, DType, const BatchShape&, uint32_t) {
   fail(ErrorCode::not_found, "offload.device: cuda: {}", cuda_model_absence());
+}
+
+CudaReductionKernels cuda_reduction_kernels() {
+  fail(ErrorCode::not_found, "collective_backend: nccl: {}", cuda_model_absence());
 }
 
 }  // namespace overspill

@@ -45,7 +45,7 @@ std::vector<uint32_t> AccessOrder::next(uint32_t count) const {
   }
   // The forward goes up, the backward down.
   const bool down = order_.size() > 1 && order_.back() < order_[order_.size() - 2];
-  int64_t layer = order_.empty() ? -1 : order_.back();
+  int64_t layer = order_.empty() ? -1 : int64_t{order_.back()};
   for (uint32_t i = 0; i < count; ++i) {
     layer += down ? -1 : 1;
     if (layer < 0 || layer >= layers_) break;

@@ -220,7 +220,7 @@ void PagerThread::decide(const PagerWork& work) {
     } else {
       context_.update = update_step(layout_.options.update_rule(), work.rates.learning_rates,
                                     position_.updates + 1, decision.clip_factor / loss_scale_);
-      advance_moments(store_, context_.update, ranks_, work.has_gradient);
+      advance_moments(store_, context_.update, *ranks_.groups().shard, work.has_gradient);
       CHECK(std::ranges::count(pending_, 1) == 0);
       pending_ = work.has_gradient;
       ++position_.updates;

@@ -49,6 +49,7 @@ void FragmentPlanner::finish_gradient(uint32_t layer, SlotId sums, RingPlace pla
 }
 
 void FragmentPlanner::store_sums(uint32_t layer, SlotId sums) {
+  steps_->reduce_in_group(layer, {sums, 0});  // pages hold this rank's part
   for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
     const Chunk& chunk = layout_.chunk(layer, c);
     if (!chunk.trainable()) continue;

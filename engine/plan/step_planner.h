@@ -218,7 +218,10 @@ class StepPlanner {
   };
   void finish_layer();
   void finish_gradient(uint32_t layer, Location sum);
-  /// A layer's sums become those of all ranks, as far as this rank owns them.
+  /// A layer's sums become those of the ranks that share this copy of the state, as far as this
+  /// rank owns them.
+  void reduce_in_group(uint32_t layer, Location sum);
+  /// The same of all ranks.
   void reduce_over_ranks(uint32_t layer, Location sum);
 
   /// A chunk's gradient goes home, or into its update right away.

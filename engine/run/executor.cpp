@@ -173,7 +173,10 @@ void Executor::put_ops(LaneThread& lane) {
   size_t results_from = 0;  // ops before it, of which later ones need the results
   for (size_t i = 0; i < lane.ops.size(); ++i) {
     const Op& op = program_->ops[lane.ops[i]];
-    if (!wait_to_put(lane, i, runner_.needs_results(op) ? results_from : 0)) return;
+    const size_t finished = OpRunner::on_host(op)       ? i
+                            : runner_.needs_results(op) ? results_from
+                                                        : 0;
+    if (!wait_to_put(lane, i, finished)) return;
     wait_for_streams(lane, lane.ops[i]);
     trace_->events[lane.ops[i]].begin_ns = now_ns() - origin_ns_;
     runner_.enqueue(*program_, op, *context_);
@@ -188,11 +191,11 @@ void Executor::put_ops(LaneThread& lane) {
   }
 }
 
-bool Executor::wait_to_put(LaneThread& lane, size_t position, size_t results_from) {
+bool Executor::wait_to_put(LaneThread& lane, size_t position, size_t finished) {
   std::unique_lock lock(lane.mutex);
   lane.ready.wait(lock, [&] {
     return stopped_ || (ready(lane.ops[position]) && position - lane.finished < kAhead &&
-                        lane.finished >= results_from);
+                        lane.finished >= finished);
   });
   return !stopped_;
 }
@@ -201,7 +204,7 @@ bool Executor::wait_to_put(LaneThread& lane, size_t position, size_t results_fro
 void Executor::wait_for_streams(LaneThread& lane, uint32_t op) {
   for (const OpId dep : program_->deps_of(program_->ops[op])) {
     LaneThread& other = lanes_[static_cast<size_t>(program_->ops[dep.value].lane)];
-    if (!other.stream || &other == &lane) continue;
+    if (!on_stream(dep.value) || &other == &lane) continue;
     const size_t position = other.positions[dep.value];
     // While the op is not finished, its event is not recorded again.
     const std::lock_guard lock(other.mutex);
@@ -218,8 +221,8 @@ void Executor::finish_lane(LaneThread& lane) {
       if (lane.put <= i) return;
     }
     // What is on the stream is waited for even when a lane has failed: its memory is in use.
-    lane.events[i % kAhead]->synchronize();
     const uint32_t op = lane.ops[i];
+    runner_.await(program_->ops[op], *lane.events[i % kAhead]);
     runner_.finish(*program_, program_->ops[op], *context_);
     trace_->events[op].end_ns = now_ns() - origin_ns_;
     {
@@ -232,11 +235,13 @@ void Executor::finish_lane(LaneThread& lane) {
 }
 
 bool Executor::on_stream(uint32_t op) const {
-  return lanes_[static_cast<size_t>(program_->ops[op].lane)].stream.has_value();
+  const Op& it = program_->ops[op];
+  return lanes_[static_cast<size_t>(it.lane)].stream && !OpRunner::on_host(it);
 }
 
 /// Other streams can wait for the op now.
 void Executor::put_done(uint32_t op) {
+  if (!on_stream(op)) return;
   for (const uint32_t next : successors_[op]) {
     if (on_stream(next)) release(next);
   }

@@ -59,7 +59,7 @@ class Executor {
   bool wait_for(LaneThread& lane, uint32_t op);
   void put_lane(LaneThread& lane);
   void put_ops(LaneThread& lane);
-  bool wait_to_put(LaneThread& lane, size_t position, size_t results_from);
+  bool wait_to_put(LaneThread& lane, size_t position, size_t finished);
   void wait_for_streams(LaneThread& lane, uint32_t op);
   void finish_lane(LaneThread& lane);
   bool on_stream(uint32_t op) const;

@@ -76,8 +76,23 @@ std::optional<DeviceStream> OpRunner::stream_of(Lane lane) const {
     case Lane::h2d: return DeviceStream::h2d;
     case Lane::d2h: return DeviceStream::d2h;
     case Lane::compute: return DeviceStream::compute;
+    case Lane::collective:
+      for (const Collective* group : {ranks_.shard, ranks_.replicas}) {
+        if (group != nullptr && group->on_stream()) return DeviceStream::collective;
+      }
+      return std::nullopt;
     default: return std::nullopt;
   }
+}
+
+/// That moves an op's data between ranks.
+Collective& OpRunner::group_of(const Op& op) const {
+  return op.kind == OpKind::all_reduce ? *ranks_.replicas : *ranks_.shard;
+}
+
+void OpRunner::await(const Op& op, DeviceEvent& event) {
+  if (op.lane != Lane::collective || on_host(op)) return event.synchronize();
+  group_of(op).await([&] { return event.done(); });
 }
 
 bool OpRunner::needs_results(const Op& op) const {

@@ -27,6 +27,10 @@ class OpRunner {
 
   /// The device's stream that does a lane's ops; none: the lane's thread does them.
   std::optional<DeviceStream> stream_of(Lane lane) const;
+  /// Of such a lane, an op that its thread does all the same.
+  static bool on_host(const Op& op) { return op.kind == OpKind::agree; }
+  /// Waits for an op on a stream, behind which the event was recorded.
+  void await(const Op& op, DeviceEvent& event);
   /// Puts an op of such a lane on its stream. When it is done there, finish() takes its results,
   /// before another op of its lane is finished.
   void enqueue(const Program& program, const Op& op, StepContext& context);
@@ -56,6 +60,7 @@ class OpRunner {
   void start_factored_sums(const float* sums, const Op& op);
   void advance_moments(const Op& op, const StepContext& context);
   void run_agree(const Op& op, StepContext& context);
+  Collective& group_of(const Op& op) const;
   void run_all_gather(std::span<const Access> accesses);
   void run_export(std::span<const Access> accesses, const Op& op);
   void finish_loss(const Op& op, StepContext& context);

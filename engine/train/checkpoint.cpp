@@ -281,8 +281,10 @@ void load_checkpoint(PageStore& store, const Checkpoint& checkpoint) {
          "from it as base_model",
          checkpoint.directory.string(), checkpoint.precision, precision);
   }
+  const bool moments_zero = checkpoint.position.updates == 0;
+  check_optimizer(store, checkpoint.directory / kOptimizer, moments_zero);
   load_weights(store, ModelTensors(checkpoint.directory));
-  load_optimizer(store, checkpoint.directory / kOptimizer, checkpoint.position.updates == 0);
+  load_optimizer(store, checkpoint.directory / kOptimizer, moments_zero);
 }
 
 bool has_checkpoints(const fs::path& output_dir) {

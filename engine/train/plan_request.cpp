@@ -8,6 +8,7 @@
 #include "engine/base/parallel.h"
 #include "engine/base/units.h"
 #include "engine/model/cuda_scratch.h"
+#include "engine/train/rank_setup.h"
 #include "engine/train/run_setup.h"
 
 namespace overspill {
@@ -25,7 +26,7 @@ ComputeNeeds needs_on(const HardwareProfile& hardware, const TrainConfig& config
   ComputeNeeds needs = host_needs(config, model, batch, cores, rank);
   if (!hardware.device.accelerator) return needs;
   const DType type = config.precision == Precision::bf16 ? DType::bf16 : DType::f32;
-  needs.scratch_bytes = cuda_scratch_bytes(model, type, batch);
+  needs.scratch_bytes = cuda_scratch_bytes(model, type, batch) + gpu_staging_bytes(config, rank);
   needs.activation_bytes = dtype_bytes(type);
   needs.unified = false;
   needs.streams = true;

@@ -4,11 +4,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 
 #include "engine/base/error.h"
 #include "engine/base/fd.h"
 #include "engine/base/log.h"
+#include "engine/base/units.h"
+#include "engine/collective/cuda_nccl_stream.h"
 #include "engine/collective/gloo_collective.h"
+#include "engine/collective/nccl_collective.h"
 #include "offload/drive_locality.h"
 #include "offload/rank_placement.h"
 
@@ -53,16 +57,58 @@ std::string text_of(std::span<const uint32_t> numbers) {
 }  // namespace
 
 Ranks::Options ranks_options(const TrainConfig& config) {
-  if (config.collective_backend == CollectiveBackend::nccl) {
-    fail(ErrorCode::invalid_config,
-         "collective_backend: nccl moves data between GPUs, and this run's device is the host; set "
-         "it to gloo or auto");
-  }
   return {.zero_stage = config.zero_stage,
           .hybrid_shard = config.hybrid_shard,
           .timeout = config.rank_timeout,
           .config = config.fingerprint};
 }
+
+void check_backend(const TrainConfig& config, bool on_gpu) {
+  if (!on_gpu && config.collective_backend == CollectiveBackend::nccl) {
+    fail(ErrorCode::invalid_config,
+         "collective_backend: nccl moves data between GPUs, and this run's device is the host; set "
+         "it to gloo or auto");
+  }
+  if (on_gpu && config.collective_backend == CollectiveBackend::gloo) {
+    fail(ErrorCode::invalid_config,
+         "collective_backend: gloo moves data between hosts' memories, and this run's device is a "
+         "GPU; set it to nccl or auto, or offload.device to unified");
+  }
+}
+
+namespace {
+
+/// Memory of the GPU that NCCL's groups use: a place for each group.
+std::array<uint64_t, 2> group_staging(const TrainConfig& config, const RankIdentity& rank) {
+  const uint32_t shard = shard_group_size(config.zero_stage, config.hybrid_shard, rank);
+  std::array<uint64_t, 2> bytes{};
+  const std::array<uint32_t, 2> sizes = {shard, rank.ranks / shard};
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] > 1) bytes[i] = round_up(nccl_staging_bytes(sizes[i]), 4096);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+uint64_t gpu_staging_bytes(const TrainConfig& config, const RankIdentity& rank) {
+  const auto [shard, replicas] = group_staging(config, rank);
+  return shard + replicas;
+}
+
+GpuGroups::GpuGroups(const TrainConfig& config, const Ranks& ranks, CudaDevice& device,
+                     std::byte* staging)
+    : stream_(make_cuda_nccl_stream(device, cuda_reduction_kernels())),
+      groups_(ranks, [&, bytes = group_staging(config, ranks.identity()),
+                      at = size_t{0}](const CollectiveGroup& group) mutable {
+        // A group of one rank has no place.
+        while (bytes[at] == 0) ++at;
+        const std::span<std::byte> place(staging, bytes[at++]);
+        staging += place.size();
+        return make_nccl_collective(
+            group, *stream_,
+            {.deterministic = config.deterministic_reduction, .deferred = true, .staging = place});
+      }) {}
 
 void share_state(const TrainConfig& config, const RankIdentity& rank, PlanOptions& o) {
   const uint32_t group = shard_group_size(config.zero_stage, config.hybrid_shard, rank);

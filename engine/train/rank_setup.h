@@ -2,18 +2,38 @@
 // has, and that all of them mean the same run. Of one rank, nothing.
 #pragma once
 
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "engine/base/thread.h"
+#include "engine/collective/nccl_collective.h"
 #include "engine/collective/ranks.h"
 #include "engine/train/config.h"
+#include "offload/cuda_device.h"
 
 namespace overspill {
 
-/// How the ranks of a run with this configuration meet. Throws Error(invalid_config) for a backend
-/// that this run's device has not.
+/// How the ranks of a run with this configuration meet.
 Ranks::Options ranks_options(const TrainConfig& config);
+
+/// Throws Error(invalid_config) for a backend that this run's device has not.
+void check_backend(const TrainConfig& config, bool on_gpu);
+
+/// Memory of a GPU that its rank's groups need.
+uint64_t gpu_staging_bytes(const TrainConfig& config, const RankIdentity& rank);
+
+/// The groups of the model's data between GPUs, by NCCL on the device's collective stream.
+/// Destroyed before the device. `staging` is gpu_staging_bytes() of its memory.
+class GpuGroups {
+ public:
+  GpuGroups(const TrainConfig& config, const Ranks& ranks, CudaDevice& device, std::byte* staging);
+  const RankGroups& groups() const { return groups_.groups(); }
+
+ private:
+  std::unique_ptr<NcclStream> stream_;
+  Ranks::DataGroups groups_;
+};
 
 /// Writes into the options what a rank shares, and with how many.
 void share_state(const TrainConfig& config, const RankIdentity& rank, PlanOptions& options);

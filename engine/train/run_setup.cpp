@@ -183,6 +183,7 @@ TrainConfig with_chosen_device(TrainConfig config) {
 }
 
 std::optional<uint32_t> chosen_gpu(const TrainConfig& config, const RankIdentity& rank) {
+  if (rank.ranks > 1) check_backend(config, config.offload.device == DeviceMode::cuda);
   if (config.offload.device != DeviceMode::cuda) return std::nullopt;
   return gpu_of_local_rank(rank.local_rank);
 }
@@ -199,7 +200,7 @@ ComputeNeeds needs_of(const RunSetup& setup, const RankIdentity& rank) {
     return host_needs(setup.config, setup.model, setup.batch, parallel_threads(), rank);
   }
   const GpuMemory gpu = gpu_memory(*setup.gpu);
-  return {.scratch_bytes = setup.layers->scratch_bytes(),
+  return {.scratch_bytes = setup.layers->scratch_bytes() + gpu_staging_bytes(setup.config, rank),
           .activation_bytes = dtype_bytes(setup.layers->activation_type()),
           .unified = false,
           .streams = true,

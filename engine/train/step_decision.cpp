@@ -14,12 +14,12 @@ StepDecision decide_step(double squares, bool non_finite, double limit, double l
   return decision;
 }
 
-void advance_moments(const PageStore& store, const UpdateStep& update, const Ranks& ranks,
+void advance_moments(const PageStore& store, const UpdateStep& update, Collective& shard,
                      std::span<const char> layers) {
   const FactoredMoments moments = store.factored_moments();
   if (moments.sums == nullptr) return;
   const Layout& layout = store.layout();
-  ranks.groups().shard->all_reduce(std::span(moments.sums, layout.table.factored_elements));
+  shard.all_reduce(std::span(moments.sums, layout.table.factored_elements));
   for (uint32_t layer = 0; layer < layout.model.layers.size(); ++layer) {
     if (!layers.empty() && layers[layer] == 0) continue;
     for (const FactoredMatrix& matrix : layout.matrices(layer)) {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "engine/collective/ranks.h"
+#include "engine/collective/collective.h"
 #include "engine/plan/layout.h"
 #include "engine/run/page_store.h"
 
@@ -21,9 +21,10 @@ struct StepDecision {
 /// max_grad_norm, 0 for none.
 StepDecision decide_step(double squares, bool non_finite, double limit, double loss_scale = 1);
 
-/// Moves the factored moments of layers on to an update that is about to be pending. All ranks call
-/// it at once. `layers`: by layer, whether it will be updated; empty: all.
-void advance_moments(const PageStore& store, const UpdateStep& update, const Ranks& ranks,
+/// Moves the factored moments of layers on to an update that is about to be pending. `shard`: the
+/// ranks that share the state, which all call it at once. `layers`: by layer, whether it will be
+/// updated; empty: all.
+void advance_moments(const PageStore& store, const UpdateStep& update, Collective& shard,
                      std::span<const char> layers = {});
 
 }  // namespace overspill

@@ -11,7 +11,6 @@
 #include "engine/program/verify.h"
 #include "engine/train/file_hashes.h"
 #include "engine/train/model_state.h"
-#include "engine/train/rank_setup.h"
 #include "engine/train/step_decision.h"
 
 namespace overspill {
@@ -54,7 +53,8 @@ Trainer::Trainer(const TrainConfig& config, const Ranks& ranks)
       data_(open_sequences(setup_, false)),
       start_(find_start(setup_, ranks)),
       store_(setup_.layout, store_options(setup_)),
-      executor_(store_, *setup_.layers, setup_.lane_cpus(), ranks.groups()),
+      gpu_groups_(make_gpu_groups()),
+      executor_(store_, *setup_.layers, setup_.lane_cpus(), groups()),
       expectations_(setup_.layout, setup_.config.offload.hardware_profile) {
   setup_.layers->attach(store_.device(), store_.address(setup_.layout.scratch));
   for (const DatasetConfig& dataset : config.datasets) {
@@ -90,6 +90,14 @@ Trainer::Trainer(const TrainConfig& config, const Ranks& ranks)
   if (ranks_.first()) remove_partial_checkpoints(config.output_dir);
   load(start_);
   start_ = {};
+}
+
+std::unique_ptr<GpuGroups> Trainer::make_gpu_groups() const {
+  if (!setup_.gpu || ranks_.size() == 1) return nullptr;
+  // Behind the layers' part of the scratch.
+  std::byte* const staging = store_.address(setup_.layout.scratch, setup_.layers->scratch_bytes());
+  return std::make_unique<GpuGroups>(setup_.config, ranks_,
+                                     dynamic_cast<CudaDevice&>(store_.device()), staging);
 }
 
 void Trainer::load(const RunStart& start) {
@@ -202,7 +210,7 @@ void Trainer::decide_update(StepOutcome& outcome, const StepResults& step) {
       return;
     }
     pending_ = next_update(decision.clip_factor);
-    advance_moments(store_, *pending_, ranks_);
+    advance_moments(store_, *pending_, *groups().shard);
     return;
   }
   outcome.skipped = true;

@@ -9,6 +9,7 @@
 #include "engine/run/executor.h"
 #include "engine/train/checkpoint.h"
 #include "engine/train/metrics.h"
+#include "engine/train/rank_setup.h"
 #include "engine/train/run_setup.h"
 #include "engine/train/run_start.h"
 #include "engine/train/step_expectation.h"
@@ -45,6 +46,8 @@ class Trainer {
   std::vector<double> time_steps(uint32_t steps, const std::atomic<bool>& stop);
 
   const RunSetup& setup() const { return setup_; }
+  /// That the model's data move over.
+  const RankGroups& groups() const { return gpu_groups_ ? gpu_groups_->groups() : ranks_.groups(); }
 
  private:
   struct StepOutcome {
@@ -55,6 +58,7 @@ class Trainer {
   };
 
   static const Ranks& alone();
+  std::unique_ptr<GpuGroups> make_gpu_groups() const;
   void load(const RunStart& start);
   /// Of this rank, and of all.
   uint64_t own_sequences_per_step() const;
@@ -85,6 +89,7 @@ class Trainer {
   std::vector<LrSchedule> schedules_;  ///< learning_rate's, then those of lr_groups
   OptimizerSettings rule_;
   PageStore store_;
+  std::unique_ptr<GpuGroups> gpu_groups_;  ///< of several ranks with GPUs
   Executor executor_;
   std::map<std::array<uint32_t, 5>, Program> programs_;
   std::vector<int32_t> tokens_, targets_;

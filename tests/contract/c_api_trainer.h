@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bindings/include/overspill.h"
+#include "engine/model/llama.h"
 #include "engine/train/run_setup.h"
 #include "engine/train/token_data.h"
 

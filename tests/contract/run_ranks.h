@@ -30,7 +30,8 @@ inline void run_rank(const TrainConfig& config, const RankIdentity& identity, Ra
     Trainer trainer(config, ranks);
     result.report = trainer.run(stop);
     result.layout = trainer.setup().layout;
-    result.bytes_sent = ranks.groups().shard->bytes_sent() + ranks.groups().replicas->bytes_sent();
+    result.bytes_sent =
+        trainer.groups().shard->bytes_sent() + trainer.groups().replicas->bytes_sent();
   } catch (const Error& error) {
     throw ranks.cause(error);
   }

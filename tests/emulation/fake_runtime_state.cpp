@@ -169,6 +169,7 @@ void fake_cuda_configure(const FakeCudaSettings* settings) {
   }
   ended.clear();
   const std::lock_guard lock(world().mutex);
+  current_device() = 0;  // the last one of the calling thread may be gone
   world().settings = *settings;
   world().devices.resize(settings->devices);
   world().peak = world().pinned = world().streams_made = 0;

@@ -13,6 +13,7 @@
 
 #include "engine/base/random.h"
 #include "tests/emulation/emulation.h"
+#include "tests/emulation/test_memory.h"
 
 namespace overspill::test {
 
@@ -20,7 +21,8 @@ using bf16 = __nv_bfloat16;
 using Doubles = std::vector<double>;
 
 /// Memory up to the last byte of which an inaccessible page lies; what is left in front of an
-/// aligned start is checked at the end. AddressSanitizer guards that too.
+/// aligned start is checked at the end. AddressSanitizer guards that too. On a GPU what lies in
+/// front is checked, and behind it compute-sanitizer guards.
 class GuardedMemory {
  public:
   /// `misalign`: the start is so many bytes off a multiple of 16.
@@ -42,26 +44,36 @@ class Array {
  public:
   explicit Array(size_t size, size_t misalign = 0)
       : memory_(size * sizeof(T), misalign), size_(size) {
-    std::memset(static_cast<void*>(data()), 0xff, size * sizeof(T));
+    std::memset(static_cast<void*>(start()), 0xff, size * sizeof(T));
   }
   template <class Values>
   Array(const Values& values, size_t misalign) : Array(values.size(), misalign) {
-    for (size_t i = 0; i < size_; ++i) (*this)[i] = static_cast<T>(values[i]);
+    for (size_t i = 0; i < size_; ++i) start()[i] = static_cast<T>(values[i]);
   }
-  T* data() const { return reinterpret_cast<T*>(memory_.start()); }
+  /// For kernels, or for the host once all kernels have ended.
+  T* data() const {
+    finish_kernels();
+    give_to_kernels();
+    return start();
+  }
   size_t size() const { return size_; }
-  T& operator[](size_t i) const { return data()[i]; }
+  T& operator[](size_t i) const {
+    finish_kernels();
+    return start()[i];
+  }
   void fill(double value) const {
-    for (size_t i = 0; i < size_; ++i) data()[i] = static_cast<T>(static_cast<float>(value));
+    for (size_t i = 0; i < size_; ++i) (*this)[i] = static_cast<T>(static_cast<float>(value));
   }
   Doubles values() const {
     Doubles result;
     for (size_t i = 0; i < size_; ++i)
-      result.push_back(static_cast<double>(static_cast<float>(data()[i])));
+      result.push_back(static_cast<double>(static_cast<float>((*this)[i])));
     return result;
   }
 
  private:
+  T* start() const { return reinterpret_cast<T*>(memory_.start()); }
+
   GuardedMemory memory_;
   size_t size_;
 };

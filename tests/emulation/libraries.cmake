@@ -20,7 +20,8 @@ add_library(fake_driver SHARED fake_driver.cpp)
 target_link_options(fake_driver PRIVATE -Wl,-soname,libcuda.so.1)
 set_target_properties(fake_driver PROPERTIES NO_SONAME ON)
 
-add_executable(overspill_cuda_library_tests gemm_test.cpp dnn_test.cpp attention_plan_test.cpp)
+add_executable(overspill_cuda_library_tests gemm_test.cpp dnn_test.cpp attention_plan_test.cpp
+               test_memory.cpp)
 target_link_libraries(overspill_cuda_library_tests PRIVATE overspill_engine GTest::gtest_main)
 target_compile_definitions(overspill_cuda_library_tests PRIVATE
   OVERSPILL_FAKE_CUBLASLT="$<TARGET_FILE:fake_cublaslt>"

@@ -1,9 +1,8 @@
-// A tensor of the emulated GPU in tests: bf16 or float32 of exact size, aligned to 256 bytes, NaN
-// until written.
+// A tensor of the GPU in tests: bf16 or float32 of exact size, aligned to 256 bytes, NaN until
+// written.
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -11,16 +10,14 @@
 #include <vector>
 
 #include "engine/base/dtype.h"
-#include "engine/base/error.h"
+#include "tests/emulation/test_memory.h"
 
 namespace overspill {
 
 class TestTensor {
  public:
-  TestTensor(DType type, uint64_t size) : type_(type), size_(size) {
-    void* memory = nullptr;
-    CHECK(posix_memalign(&memory, 256, bytes()) == 0);
-    memory_.reset(memory);
+  TestTensor(DType type, uint64_t size)
+      : type_(type), size_(size), memory_(test::allocate_shared(bytes())) {
     poison();
   }
   static TestTensor random(DType type, uint64_t size, uint32_t seed, float scale = 1.0f) {
@@ -32,6 +29,7 @@ class TestTensor {
   }
 
   void poison() {
+    test::finish_kernels();
     for (uint64_t i = 0; i < size_; ++i) set(i, std::numeric_limits<float>::quiet_NaN());
   }
   void set(uint64_t i, float value) {
@@ -42,20 +40,26 @@ class TestTensor {
     }
   }
   double operator[](uint64_t i) const {
+    test::finish_kernels();
     return type_ == DType::f32 ? static_cast<const float*>(memory_.get())[i]
                                : bf16_to_float(static_cast<const uint16_t*>(memory_.get())[i]);
   }
-  void* get() const { return memory_.get(); }
-  float* floats() const { return static_cast<float*>(memory_.get()); }
+  void* get() const {
+    test::give_to_kernels();
+    return memory_.get();
+  }
+  float* floats() const { return static_cast<float*>(get()); }
   uint64_t size() const { return size_; }
   uint64_t bytes() const { return size_ * dtype_bytes(type_); }
   bool same_bits(const TestTensor& other) const {
-    return bytes() == other.bytes() && std::memcmp(get(), other.get(), bytes()) == 0;
+    test::finish_kernels();
+    return bytes() == other.bytes() &&
+           std::memcmp(memory_.get(), other.memory_.get(), bytes()) == 0;
   }
 
  private:
   struct Free {
-    void operator()(void* memory) const { std::free(memory); }
+    void operator()(void* memory) const { test::free_shared(memory); }
   };
   DType type_;
   uint64_t size_;

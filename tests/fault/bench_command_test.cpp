@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/plan/profile_file.h"
+#include "tests/emulation/fake_runtime_access.h"
 #include "tests/fault/child_process.h"
 
 namespace overspill {
@@ -15,6 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::Child;
+
+constexpr const char* kNoGpus = "OVERSPILL_CUDART=/nowhere/libcudart.so";
 
 class BenchCommandTest : public testing::Test {
  protected:
@@ -46,8 +49,12 @@ class BenchCommandTest : public testing::Test {
     add(more);
     return result;
   }
-  Child::Result run(const std::vector<std::string>& words) {
-    return Child(root_ / "out", words, {}).wait();
+  /// Without the machine's own GPUs, unless the environment names others.
+  Child::Result run(const std::vector<std::string>& words,
+                    const std::vector<std::string>& environment = {kNoGpus}) {
+    Child::Options options;
+    options.environment = environment;
+    return Child(root_ / "out", words, options).wait();
   }
   /// Runs a benchmark that must succeed; its JSON.
   nlohmann::json measure(const std::string& benchmark, const std::vector<std::string>& more = {}) {
@@ -71,6 +78,23 @@ TEST_F(BenchCommandTest, CopyFillsTheLinkAndTheMemory) {
   EXPECT_GT(measured.host.memory, uint64_t{64} << 20);
   EXPECT_EQ(measured.device, usual.device);
   EXPECT_FALSE(measured.name.empty());
+}
+
+TEST_F(BenchCommandTest, CopyMeasuresEveryGpuOrSaysWhyThereIsNone) {
+  if (!test::fake_cuda_is_built()) GTEST_SKIP() << "built without CUDA's headers";
+  const Child::Result result = run(
+      words("copy"), {"OVERSPILL_CUDART=" OVERSPILL_FAKE_CUDART, "OVERSPILL_FAKE_CUDA_DEVICES=2"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("copies of GPU 1 (Fake GPU 1)"), std::string::npos) << result.out;
+  const auto json = nlohmann::json::parse(test::bytes_of_file(file("r.json"))).at("copy");
+  EXPECT_EQ(json.at("devices").size(), 2u);
+  EXPECT_GT(json.at("all_both_d2h_bytes_per_second"), 0);
+  EXPECT_EQ(profile().device.count, 2u);
+  EXPECT_GT(profile().link.all_d2h, 0);
+  const Child::Result without = run(words("copy"));
+  EXPECT_EQ(without.exit_code, 0) << without.err;
+  EXPECT_NE(without.out.find("copies of host (discrete)"), std::string::npos) << without.out;
+  EXPECT_NE(without.out.find("the device is the host: "), std::string::npos) << without.out;
 }
 
 TEST_F(BenchCommandTest, OptimizerFillsTheRatesOfEveryRule) {
@@ -147,7 +171,9 @@ TEST_F(BenchCommandTest, CtrlCEndsItAndWritesNothing) {
   for (const char* benchmark : {"copy", "optimizer", "compute", "all"}) {
     std::vector<std::string> arguments = words(benchmark);
     arguments[3] = "3";  // seconds of a point
-    Child child(root_ / "out", arguments, {});
+    Child::Options options;
+    options.environment = {kNoGpus};
+    Child child(root_ / "out", arguments, options);
     ASSERT_TRUE(child.wait_until([&] {
       for (const auto& entry : fs::directory_iterator(root_ / "out")) {
         if (test::bytes_of_file(entry.path()).find("[1/") != std::string::npos) return true;

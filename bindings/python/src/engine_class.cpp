@@ -21,16 +21,17 @@ void define_tensor_spec(nb::module_& module) {
           [](TensorSpec* self, std::string name, std::vector<uint64_t> shape, osp_dtype_t dtype,
              std::optional<bool> decay, uint32_t group, bool frozen,
              std::optional<std::string> tied_to) {
-            new (self) TensorSpec{.name = std::move(name),
-                                  .shape = std::move(shape),
-                                  .dtype = dtype,
-                                  .decay = decay,
-                                  .group = group,
-                                  .frozen = frozen,
-                                  .tied_to = std::move(tied_to)};
+            new (self) TensorSpec;
+            self->name = std::move(name);
+            self->shape = std::move(shape);
+            self->dtype = dtype;
+            self->decay = decay;
+            self->group = group;
+            self->frozen = frozen;
+            self->tied_to = std::move(tied_to);
           },
           "name"_a, "shape"_a, nb::kw_only(), "dtype"_a = OSP_DTYPE_DEFAULT, "decay"_a = nb::none(),
-          "group"_a = 0, "frozen"_a = false, "tied_to"_a = nb::none())
+          "group"_a = 0, nb::arg("frozen") = false, "tied_to"_a = nb::none())
       .def_ro("name", &TensorSpec::name)
       .def_ro("shape", &TensorSpec::shape)
       .def_ro("dtype", &TensorSpec::dtype)
@@ -148,14 +149,14 @@ void define_steps(nb::class_<Engine>& engine) {
             self.step_begin(step_arguments(rate, std::move(rates), scale, missing));
           },
           "learning_rate"_a = 0.0, nb::kw_only(), "learning_rates"_a = none, "loss_scale"_a = 1.0,
-          "allow_missing"_a = false, "Begins a step whose updates run in the backward.")
+          nb::arg("allow_missing") = false, "Begins a step whose updates run in the backward.")
       .def(
           "step",
           [](Engine& self, double rate, std::vector<double> rates, double scale, bool missing) {
             self.step(step_arguments(rate, std::move(rates), scale, missing));
           },
           "learning_rate"_a = 0.0, nb::kw_only(), "learning_rates"_a = none, "loss_scale"_a = 1.0,
-          "allow_missing"_a = false, "Ends the step and returns at once.")
+          nb::arg("allow_missing") = false, "Ends the step and returns at once.")
       .def(
           "step_end", [](Engine& self) { self.step(std::nullopt); },
           "Ends a step that step_begin began.")
@@ -170,7 +171,7 @@ void define_checkpoints(nb::class_<Engine>& engine) {
   engine
       .def("save_checkpoint", &Engine::save_checkpoint, "directory"_a, nb::kw_only(),
            "config_json"_a = nb::none(), "user_state"_a = nb::none(), "total_limit"_a = 0,
-           "only_model"_a = false, "Saves in the background; see wait_checkpoint.")
+           nb::arg("only_model") = false, "Saves in the background; see wait_checkpoint.")
       .def(
           "poll_checkpoint",
           [](Engine& self) {
@@ -265,7 +266,8 @@ void define_engine(nb::module_& module) {
   define_checkpoints(engine);
   define_activations(engine);
   module.def("view_memory", &view_memory, "address"_a, "shape"_a, "dtype"_a, "owner"_a,
-             nb::kw_only(), "numpy"_a = true, "writable"_a = false, "cuda_device"_a = -1,
+             nb::kw_only(), nb::arg("numpy") = true, nb::arg("writable") = false,
+             "cuda_device"_a = -1,
              "Memory of the engine as an array: of NumPy, or with DLPack for other frameworks.");
 }
 

@@ -287,14 +287,14 @@ void Trainer::save() {
                                        ranks_);
 }
 
-std::vector<double> Trainer::time_steps(uint32_t steps, const std::atomic<bool>& stop) {
+std::vector<TraceSummary> Trainer::time_steps(uint32_t steps, const std::atomic<bool>& stop) {
   constexpr uint32_t kSettle = 3;
-  std::vector<double> seconds;
+  std::vector<TraceSummary> timed;
   for (uint32_t i = 0; i < kSettle + steps && !stop; ++i) {
     const StepOutcome outcome = train_step();
-    if (i >= kSettle) seconds.push_back(static_cast<double>(outcome.trace.end_ns()) * 1e-9);
+    if (i >= kSettle) timed.push_back(summarize(*outcome.program, outcome.trace));
   }
-  return seconds;
+  return timed;
 }
 
 RunReport Trainer::run(const std::atomic<bool>& stop) {

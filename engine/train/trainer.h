@@ -42,8 +42,9 @@ class Trainer {
   RunReport run(const std::atomic<bool>& stop);
 
   /// Trains steps without keeping anything: those that settle (no update, an update from zero
-  /// moments, a steady one), then `steps` more, whose seconds it returns. Fewer when `stop` is set.
-  std::vector<double> time_steps(uint32_t steps, const std::atomic<bool>& stop);
+  /// moments, a steady one), then `steps` more, of which it returns what happened. Fewer when
+  /// `stop` is set.
+  std::vector<TraceSummary> time_steps(uint32_t steps, const std::atomic<bool>& stop);
 
   const RunSetup& setup() const { return setup_; }
   /// That the model's data move over.

@@ -223,6 +223,12 @@ std::unique_ptr<Model> make_layers(const RunSetup& setup) {
   return std::make_unique<Llama>(setup.model, setup.weight_type(), setup.batch, host_kernels());
 }
 
+bool has_documents(const TrainConfig& config) {
+  return std::ranges::any_of(config.datasets, [](const DatasetConfig& dataset) {
+    return is_prepared_file(dataset.path, dataset.type);
+  });
+}
+
 ComputeNeeds needs_of(const RunSetup& setup, const RankIdentity& rank) {
   if (!setup.gpu) {
     return host_needs(setup.config, setup.model, setup.batch, parallel_threads(), rank);
@@ -240,7 +246,7 @@ RunSetup::RunSetup(const TrainConfig& c, const Ranks& ranks)
     : config(with_chosen_device(with_own_devices(with_chosen_drives(c), ranks))),
       cpus(process_cpus()),
       model(trained_model(c)),
-      batch{c.micro_batch_size, c.sequence_len},
+      batch{c.micro_batch_size, c.sequence_len, has_documents(c)},
       gpu(chosen_gpu(config, ranks.identity())),
       layers(make_layers(*this)),
       layout(plan_alike(

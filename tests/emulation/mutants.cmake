@@ -104,7 +104,19 @@ add_mutant(sequence_beyond ${ATTENTION} attention ${ATTENTION_TESTS}
 add_mutant(tail_lost ${VECTOR} elementwise ${ELEMENTWISE_TESTS}
   [=[j < end; ++j]=] [=[j + 1 < end; ++j]=])
 add_mutant(causal_off_by_one ${ATTENTION} attention ${ATTENTION_TESTS}
-  [=[key0 + lane <= query0 + warp_row + r ? p[r]]=] [=[key0 + lane < query0 + warp_row + r ? p[r]]=])
+  [=[key <= query0 + warp_row + r;
+      const float score]=] [=[key < query0 + warp_row + r;
+      const float score]=])
+
+# Documents that see their neighbours, or lack their own tokens; tokens that are not trained on.
+add_mutant(document_off_by_one ${ATTENTION} attention ${ATTENTION_TESTS}
+  [=[key >= begins[r] && key <= query0 + warp_row + r;
+      p[r] = seen]=] [=[key + 1 >= begins[r] && key <= query0 + warp_row + r;
+      p[r] = seen]=])
+add_mutant(document_left_early ${ATTENTION} attention ${ATTENTION_TESTS}
+  [=[document_begin(s, query0) >= key0 + kRows) break]=] [=[document_begin(s, query0) > key0) break]=])
+add_mutant(not_trained_but_scaled engine/model/cuda_loss.cu loss *LossKernels*
+  [=[store<kWidth>(zeros, row + i);]=] "")
 
 # Reductions of the wrong size, order or precision.
 add_mutant(sum_lacks_a_warp ${VECTOR} norm ${NORM_TESTS}

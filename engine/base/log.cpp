@@ -1,6 +1,8 @@
 // The process's logger: spdlog to stderr.
 #include "engine/base/log.h"
 
+#include "engine/base/log_scope.h"
+
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -27,11 +29,20 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
+thread_local const LogSink* thread_sink = nullptr;
+
 }  // namespace
+
+LogScope::LogScope(const LogSink* sink) : outer_(thread_sink) {
+  if (sink != nullptr) thread_sink = sink;
+}
+
+LogScope::~LogScope() { thread_sink = outer_; }
 
 void set_log_level(LogLevel level) { logger().set_level(to_spdlog(level)); }
 
 void write_log(LogLevel level, const std::string& message) {
+  if (thread_sink != nullptr) return (*thread_sink)(level, message);
   logger().log(to_spdlog(level), spdlog::string_view_t(message.data(), message.size()));
 }
 

@@ -9,6 +9,7 @@
 #include "engine/base/parallel.h"
 #include "engine/base/units.h"
 #include "engine/model/factored_sums.h"
+#include "engine/model/trained_squares.h"
 
 namespace overspill {
 namespace {
@@ -350,14 +351,7 @@ void Llama::logits(const Head& head, const float* x, float* out) const {
 
 double Llama::gradient_square_sum(uint32_t layer, const float* sums, uint64_t begin,
                                   uint64_t end) const {
-  double sum = 0;
-  for (const LayerTensor& tensor : model_.layers[layer].tensors) {
-    const uint64_t first = std::max(tensor.offset, begin);
-    const uint64_t last = std::min(tensor.offset + tensor.elements, end);
-    if (!tensor.trainable || first >= last) continue;
-    sum += kernels_.sum_of_squares(sums + (first - begin), last - first);
-  }
-  return sum;
+  return trained_squares(kernels_, model_.layers[layer], sums, begin, end);
 }
 
 }  // namespace overspill

@@ -95,8 +95,10 @@ void check_shards_exist(const fs::path& directory, const std::set<std::string>& 
 }  // namespace
 
 ModelTensors::ModelTensors(const fs::path& directory) : directory_(directory) {
-  if (path_exists(directory / kSingleFile)) {
-    open_single();
+  if (fs::is_regular_file(directory)) {
+    open_single(directory);
+  } else if (path_exists(directory / kSingleFile)) {
+    open_single(directory / kSingleFile);
   } else if (path_exists(directory / kIndexFile)) {
     open_shards();
   } else {
@@ -104,8 +106,8 @@ ModelTensors::ModelTensors(const fs::path& directory) : directory_(directory) {
   }
 }
 
-void ModelTensors::open_single() {
-  files_.emplace_back(directory_ / kSingleFile);
+void ModelTensors::open_single(const fs::path& file) {
+  files_.emplace_back(file);
   for (const auto& entry : files_.front().entries()) {
     locations_[entry.spec.name] = {.file = 0, .entry = &entry};
   }

@@ -55,6 +55,7 @@ class SafetensorsFile {
 
 /// The tensors of a Hugging Face model directory: model.safetensors, or the shards that
 /// model.safetensors.index.json lists (validated: every shard exists, every name is where it says).
+/// Also of one safetensors file of any name.
 class ModelTensors {
  public:
   explicit ModelTensors(const std::filesystem::path& directory);
@@ -71,7 +72,7 @@ class ModelTensors {
     const SafetensorsFile::Entry* entry;
   };
   const Location& locate(const std::string& name) const;
-  void open_single();
+  void open_single(const std::filesystem::path& file);
   void open_shards();
 
   std::filesystem::path directory_;

@@ -124,7 +124,7 @@ class LayoutBuilder {
     const auto bytes = [&](const Chunk& chunk) {
       return gradient_page_bytes(layout_.options, chunk);
     };
-    if (problem_.stores_gradients()) {
+    if (layout_.options.stores_gradient(layer)) {
       layout_.first_gradient.push_back(
           add_chunk_pages(PageKind::gradient, layer, homes_.gradients[layer], bytes));
       for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
@@ -204,7 +204,8 @@ uint64_t choose_chunk_parameters(const ModelShape& model, const PlanOptions& opt
   for (const LayerShape& layer : model.layers) {
     largest = std::max(largest, shard_parameters(layer, options.ranks));
   }
-  const uint64_t share = shard_parameters(model.layers[1], options.ranks) / kChunksOfABlock;
+  const LayerShape& block = model.layers[std::min<size_t>(1, model.head())];
+  const uint64_t share = shard_parameters(block, options.ranks) / kChunksOfABlock;
   uint64_t chunk = std::clamp(round_up(share, kParameterAlignment), kLeastChunk, kMostChunk);
   chunk = std::min(chunk, largest);
   // Small host budgets get small slots: enough of each to pipeline must leave half of it for homes.
@@ -252,7 +253,8 @@ uint64_t optimizer_page_bytes(const PlanOptions& options, const Chunk& chunk) {
 }
 
 uint64_t gradient_page_bytes(const PlanOptions& options, const Chunk& chunk) {
-  return chunk.trainable() ? chunk.parameters * options.gradient_bytes() : 0;
+  const uint64_t bytes = options.pages_sums(chunk.layer) ? sizeof(float) : options.gradient_bytes();
+  return chunk.trainable() ? chunk.parameters * bytes : 0;
 }
 
 bool updates_twice(const ModelShape& model, const PlanOptions& options, uint32_t layer,

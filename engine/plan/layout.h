@@ -35,8 +35,9 @@ struct PlanOptions {
   uint32_t activation_bytes = 4;       ///< of an element of activations
   /// The device works through streams: batches and results pass through pinned host memory.
   bool streams = false;
-  bool unified = true;                 ///< device and host share memory: no h2d, no d2h
-  uint64_t device_memory = 0;          ///< budgets in bytes
+  bool updates_on_host = false;  ///< of a discrete device too: it keeps no optimizer state
+  bool unified = true;           ///< device and host share memory: no h2d, no d2h
+  uint64_t device_memory = 0;    ///< budgets in bytes
   uint64_t host_memory = 0;
   uint64_t nvme_capacity = UINT64_MAX;
   bool nvme_available = false;
@@ -68,6 +69,10 @@ struct PlanOptions {
   ReduceType reduce_type = ReduceType::bf16;
 
   OptimizerSettings optimizer_settings{};  ///< `master` follows the precision
+  uint32_t held_layers = 1;                ///< whose weights are in use at once
+  /// By layer: gradient pages hold its float32 sums as well, as long as these are not complete.
+  /// Empty: none.
+  std::vector<char> paged_sums{};
 
   /// This rank among those that share the state.
   RankOf rank_of() const { return {rank, ranks, !shard_weights}; }
@@ -78,6 +83,11 @@ struct PlanOptions {
   OptimizerSettings update_rule() const;
   uint32_t weight_bytes() const { return precision == Precision::bf16 ? 2 : 4; }
   uint32_t gradient_bytes() const { return weight_bytes(); }
+  bool pages_sums(uint32_t layer) const { return !paged_sums.empty() && paged_sums[layer] != 0; }
+  /// Whether the layer's gradient has pages with a home.
+  bool stores_gradient(uint32_t layer) const {
+    return update == UpdateTiming::next_forward || pages_sums(layer);
+  }
   uint32_t reduce_bytes() const { return reduce_type == ReduceType::bf16 ? 2 : 4; }
 };
 

@@ -19,7 +19,8 @@ uint64_t file_bytes(const PlanOptions& o, const SlotPlan& plan) {
 }
 
 bool fits(const PlacementProblem& p, const SlotPlan& plan) {
-  return plan.device_bytes <= p.options.device_memory && plan.host_bytes <= p.options.host_memory &&
+  return plan.allowed && plan.device_bytes <= p.options.device_memory &&
+         plan.host_bytes <= p.options.host_memory &&
          (p.options.nvme_available || plan.nvme_bytes == 0) &&
          file_bytes(p.options, plan) <= p.options.nvme_capacity;
 }
@@ -120,7 +121,8 @@ PlacementProblem::PlacementProblem(const ModelShape& shape, const PlanOptions& p
     const uint64_t record = optimizer_page_bytes(options, chunk);
     optimizer_bytes[chunk.layer] += record;
     record_bytes = std::max(record_bytes, record);
-    if (stores_gradients()) gradient_bytes[chunk.layer] += gradient_page_bytes(options, chunk);
+    if (!options.stores_gradient(chunk.layer)) continue;
+    gradient_bytes[chunk.layer] += gradient_page_bytes(options, chunk);
   }
 }
 
@@ -136,7 +138,8 @@ uint64_t PlacementProblem::gradient_sum_bytes(uint32_t layer) const {
   return whole_weight_bytes(layer) / options.weight_bytes() * sizeof(float);
 }
 uint64_t PlacementProblem::activation_page_bytes() const {
-  return round_up(options.micro_batch_tokens * model.config.hidden_size * options.activation_bytes, 4096);
+  return round_up(options.micro_batch_tokens * model.config.hidden_size * options.activation_bytes,
+                  4096);
 }
 uint64_t PlacementProblem::activation_bytes() const {
   return activation_page_bytes() * options.micro_batches;
@@ -159,7 +162,8 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
   const bool tied = p.model.config.tie_word_embeddings;
   SlotPlan plan;
   uint32_t ring_layers = 0;
-  bool stage = !p.stores_gradients() && (o.precision == Precision::bf16 || !unified);
+  const bool in_backward = o.update == UpdateTiming::in_backward;
+  bool stage = in_backward && (o.precision == Precision::bf16 || !unified);
   bool record = false, activation_slot = false, activation_stage = false, device_stage = false;
 
   const auto place = [&](Tier tier, uint64_t bytes) {
@@ -182,6 +186,7 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
       plan.gradient_sum_bytes = std::max(plan.gradient_sum_bytes, p.gradient_sum_bytes(l));
     }
     const bool updates_on_device = !unified && opt == Tier::device;
+    plan.allowed &= !(o.updates_on_host && updates_on_device && p.optimizer_bytes[l] > 0);
     if (ringed(w)) {
       ++ring_layers;
       plan.ring_bytes = std::max(plan.ring_bytes, p.whole_weight_bytes(l));
@@ -204,14 +209,15 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
 
   const uint32_t depth = p.prefetch_depth;
   const bool tied_extra = tied && ringed(homes.weights[0]);
-  plan.weight_ring = std::min(ring_layers, depth + 1 + (tied_extra ? 1u : 0u));
+  plan.weight_ring = std::min(ring_layers, depth + o.held_layers + (tied_extra ? 1u : 0u));
   plan.gradient_ring = generous && depth > 0 ? 2 : 1;
   if (tied && p.model.layers[0].trainable()) {
     plan.tied_gradient_bytes = p.gradient_sum_bytes(0);
   }
   plan.activation_bytes = p.activation_page_bytes();
   if (activation_slot) plan.activation_slots = generous ? o.micro_batches + 2 + depth : 2;
-  plan.stage_bytes = p.chunk_parameters * o.weight_bytes();
+  const bool sums = std::ranges::find(o.paged_sums, 1) != o.paged_sums.end();
+  plan.stage_bytes = p.chunk_parameters * (sums ? sizeof(float) : o.weight_bytes());
   plan.record_bytes = p.record_bytes;
   const auto roomy = [&](bool needed, uint32_t least, uint32_t wanted, uint64_t bytes) -> uint32_t {
     if (!needed) return 0;

@@ -29,6 +29,7 @@ struct SlotPlan {
   uint64_t ring_bytes = 0, gradient_sum_bytes = 0, tied_gradient_bytes = 0, activation_bytes = 0;
   uint64_t stage_bytes = 0, record_bytes = 0, factored_bytes = 0, batch_bytes = 0;
   uint64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0;  ///< homes included
+  bool allowed = true;  ///< no state is where the options forbid it
 };
 
 /// The sizes placement works with, derived once.
@@ -55,7 +56,6 @@ struct PlacementProblem {
   /// Of the largest layer: chunks that this rank keeps, and those that it updates.
   uint32_t max_chunks() const;
   uint32_t max_own_chunks() const;
-  bool stores_gradients() const { return options.update == UpdateTiming::next_forward; }
 };
 
 /// Slots and totals that the homes need; `generous` asks for pipelining room, else for the least.

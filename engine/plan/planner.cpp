@@ -172,15 +172,20 @@ void StepPlanner::finish_layer() {
   finish_gradient(layer, sum);
 }
 
+void StepPlanner::reduce_in_group(uint32_t layer, Location sum) {
+  const PlanOptions& o = layout_.options;
+  if (o.ranks == 1) return;
+  emit(OpKind::reduce_scatter, Lane::collective, layer, 0,
+       (o.ranks - 1) * layout_.shard(layer) * o.reduce_bytes(),
+       {access(sum, layout_.gradient_sum[layer], AccessMode::update)});
+}
+
 void StepPlanner::reduce_over_ranks(uint32_t layer, Location sum) {
   const PlanOptions& o = layout_.options;
   const PageId id = layout_.gradient_sum[layer];
   const uint64_t part = layout_.shard(layer);
   const Location own{sum.slot, o.rank * part * sizeof(float)};
-  if (o.ranks > 1) {
-    emit(OpKind::reduce_scatter, Lane::collective, layer, 0,
-         (o.ranks - 1) * part * o.reduce_bytes(), {access(sum, id, AccessMode::update)});
-  }
+  reduce_in_group(layer, sum);
   if (o.replicas > 1) {
     emit(OpKind::all_reduce, Lane::collective, layer, 0,
          2 * (o.replicas - 1) * part * o.reduce_bytes() / o.replicas,
@@ -217,8 +222,9 @@ void StepPlanner::export_gradient(uint32_t layer, uint32_t c, Location sum,
   const Access source =
       access(at, layout_.gradient_sum[layer], AccessMode::read, chunk.parameters * sizeof(float));
   const auto cast_to = [&](Location to) {
+    const uint64_t bytes = chunk.parameters * layout_.options.gradient_bytes();
     emit(OpKind::export_gradient, Lane::compute, layer, c, chunk.parameters,
-         {source, access(to, id, AccessMode::write)});
+         {source, access(to, id, AccessMode::write, bytes)});
   };
   if (updates_in_backward()) {
     // Float32 stays in place. The export is emitted all the same: the update waits for it, and so

@@ -40,7 +40,7 @@ class StepPlanner {
       : layout_(layout),
         kind_(kind),
         unified_(layout.options.unified),
-        lowest_(layout.model.lowest_trainable()),
+        lowest_(kind.backward ? layout.model.lowest_trainable() : 0),
         hazards_(layout.slots.size(), layout.pages.size()),
         stages_(layout.stages),
         records_(layout.records),
@@ -55,6 +55,7 @@ class StepPlanner {
   Program plan();
 
  private:
+  friend class FragmentPlanner;
   static constexpr uint32_t kNobody = UINT32_MAX;
   struct RingEntry {
     SlotId slot;
@@ -217,7 +218,10 @@ class StepPlanner {
   };
   void finish_layer();
   void finish_gradient(uint32_t layer, Location sum);
-  /// A layer's sums become those of all ranks, as far as this rank owns them.
+  /// A layer's sums become those of the ranks that share this copy of the state, as far as this
+  /// rank owns them.
+  void reduce_in_group(uint32_t layer, Location sum);
+  /// The same of all ranks.
   void reduce_over_ranks(uint32_t layer, Location sum);
 
   /// A chunk's gradient goes home, or into its update right away.

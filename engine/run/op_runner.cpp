@@ -289,7 +289,7 @@ void OpRunner::run_agree(const Op& op, StepContext& context) {
 void OpRunner::run_export(std::span<const Access> accesses, const Op& op) {
   const auto* source = at<float>(accesses[0]);
   const uint64_t parameters = layout_.chunk(op.layer, op.index).parameters;
-  if (layout_.options.precision == Precision::bf16) {
+  if (accesses[1].bytes < accesses[0].bytes) {
     model_.round_gradient(source, at<uint16_t>(accesses[1]), parameters);
   } else if (const auto to = at<float>(accesses[1]); to != source) {
     if (!layout_.options.streams) {

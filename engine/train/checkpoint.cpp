@@ -54,7 +54,7 @@ void copy_tokenizer(const fs::path& source, const fs::path& directory) {
 uint64_t manifest_hash(const nlohmann::json& manifest) { return text_hash(manifest.dump()); }
 
 void write_manifest(const fs::path& directory, const TrainingPosition& p, Precision precision,
-                    const std::vector<HashedFile>& hashed) {
+                    const std::string& user_state, const std::vector<HashedFile>& hashed) {
   nlohmann::json files = nlohmann::json::object();
   for (const HashedFile& file : hashed) {
     files[file.name] = {{"bytes", file.bytes}, {"xxh3", hash_text(file.xxh3)}};
@@ -69,6 +69,7 @@ void write_manifest(const fs::path& directory, const TrainingPosition& p, Precis
                              {"sequence_len", p.sequence_len},
                              {"precision", precision_name(precision)},
                              {"files", files}};
+  if (!user_state.empty()) manifest["user_state"] = user_state;
   manifest["xxh3"] = hash_text(manifest_hash(manifest));
   write_text_file(directory / kManifest, manifest.dump(2) + "\n");
 }
@@ -171,14 +172,17 @@ void fill_checkpoint(PageStore& store, const fs::path& directory, const Training
   if (!options.only_model) {
     save_optimizer(store, directory / kOptimizer, position.updates == 0, ranks);
   }
-  if (ranks.first()) {
+  if (ranks.first() && !layout.model.config.source.is_null()) {
     write_config(layout.model.config, layout.options.precision, directory);
+  }
+  if (ranks.first() && !options.source_model.empty()) {
     copy_tokenizer(model_directory(options.source_model), directory);
   }
   if (options.only_model) return;
   std::vector<HashedFile> files = list_files(directory, ranks);
   hash_files(directory, files, ranks);
-  if (ranks.first()) write_manifest(directory, position, layout.options.precision, files);
+  if (!ranks.first()) return;
+  write_manifest(directory, position, layout.options.precision, options.user_state, files);
 }
 
 fs::path save_checkpoint(PageStore& store, const TrainingPosition& position,
@@ -221,7 +225,7 @@ Checkpoint open_checkpoint(const fs::path& directory, const Ranks& ranks) {
          directory.string(), kManifest);
   }
   nlohmann::json manifest;
-  Checkpoint checkpoint{fs::canonical(directory), {}, {}};
+  Checkpoint checkpoint{fs::canonical(directory), {}, {}, {}};
   try {
     manifest = nlohmann::json::parse(read_text_file(manifest_path));
     if (manifest.at("format") != kFormatVersion) {
@@ -245,6 +249,7 @@ Checkpoint open_checkpoint(const fs::path& directory, const Ranks& ranks) {
     manifest.at("shuffle").get_to(p.shuffle);
     manifest.at("sequence_len").get_to(p.sequence_len);
     manifest.at("precision").get_to(checkpoint.precision);
+    checkpoint.user_state = manifest.value("user_state", "");
     require_alike({{"checkpoint", manifest_hash(manifest)}}, ranks);
     check_files(directory, manifest.at("files"), ranks);
   } catch (const nlohmann::json::exception& error) {
@@ -276,8 +281,10 @@ void load_checkpoint(PageStore& store, const Checkpoint& checkpoint) {
          "from it as base_model",
          checkpoint.directory.string(), checkpoint.precision, precision);
   }
+  const bool moments_zero = checkpoint.position.updates == 0;
+  check_optimizer(store, checkpoint.directory / kOptimizer, moments_zero);
   load_weights(store, ModelTensors(checkpoint.directory));
-  load_optimizer(store, checkpoint.directory / kOptimizer, checkpoint.position.updates == 0);
+  load_optimizer(store, checkpoint.directory / kOptimizer, moments_zero);
 }
 
 bool has_checkpoints(const fs::path& output_dir) {

@@ -26,10 +26,11 @@ struct TrainingPosition {
 
 struct CheckpointOptions {
   std::filesystem::path output_dir;
-  /// Where config.json and the tokenizer's files are copied from.
+  /// Where the tokenizer's files are copied from; may be empty.
   std::filesystem::path source_model;
   uint32_t total_limit = 0;  ///< keep this many, 0: all
   bool only_model = false;
+  std::string user_state{};  ///< kept for whoever resumes
 };
 
 /// All ranks write output_dir/checkpoint-<step>; returns its path. A failure leaves no partial
@@ -42,6 +43,7 @@ struct Checkpoint {
   std::filesystem::path directory;
   TrainingPosition position;
   std::string precision;
+  std::string user_state{};
 };
 /// Verifies sizes and checksums, each rank those of some files. Error(invalid_file) names the file
 /// and what to do.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "engine/base/error.h"
 #include "engine/base/fd.h"
@@ -49,26 +50,25 @@ void put_entry(const MappingEntry& entry, const std::string& section, const Conf
   values.insert_or_assign(name, ConfigValue{key, name, entry.node, entry.where, source});
 }
 
-YAML::Node parse_file(const std::filesystem::path& path) {
-  const std::string text = read_text_file(path);
+YAML::Node parse_text(const std::string& text, const std::string& path) {
   try {
     const std::vector<YAML::Node> documents = YAML::LoadAll(text);
     if (documents.size() > 1) {
       fail(ErrorCode::invalid_config,
-           "{}: found {} YAML documents separated by `---`; accepted: one; keep one per file",
-           path.string(), documents.size());
+           "{}: found {} YAML documents separated by `---`; accepted: one; keep one per file", path,
+           documents.size());
     }
     return documents.empty() ? YAML::Node() : documents.front();
   } catch (const YAML::Exception& error) {
     fail(ErrorCode::invalid_config,
          "{}:{}: not valid YAML at column {}: {}; correct the line (indent with spaces, quote "
          "texts that hold `: ` or ` #`)",
-         path.string(), error.mark.line + 1, error.mark.column + 1, error.msg);
+         path, error.mark.line + 1, error.mark.column + 1, error.msg);
   }
 }
 
 void put_file(const std::filesystem::path& path, ConfigValues& values) {
-  const YAML::Node root = parse_file(path);
+  const YAML::Node root = parse_text(read_text_file(path), path.string());
   if (root.IsNull()) return;
   if (!root.IsMap()) {
     fail(ErrorCode::invalid_config,
@@ -268,6 +268,31 @@ TrainConfig apply_values(const ConfigValues& values, const std::string& file) {
   return config;
 }
 
+/// Keys of what is kept and where, and of its updates: all that is not the loop's.
+bool is_state_key(const std::string& name) {
+  static const std::set<std::string> kKeys = {"precision",
+                                              "optimizer",
+                                              "optimizer_state",
+                                              "weight_decay",
+                                              "adam_beta1",
+                                              "adam_beta2",
+                                              "adam_epsilon",
+                                              "sgd_momentum",
+                                              "adafactor_decay",
+                                              "max_grad_norm",
+                                              "max_non_finite_steps",
+                                              "gradient_accumulation_steps",
+                                              "seed",
+                                              "unfrozen_parameters",
+                                              "zero_stage",
+                                              "hybrid_shard",
+                                              "reduce_dtype",
+                                              "collective_backend",
+                                              "deterministic_reduction",
+                                              "rank_timeout"};
+  return name.starts_with("offload.") || kKeys.contains(name);
+}
+
 std::string describe_key(const ConfigKey& key) {
   return fmt::format("{}\n    {}\n    {}; {}\n", key.name, key.text, key.accepted,
                      key.unset.empty() ? "required" : "default: " + key.unset);
@@ -306,6 +331,34 @@ TrainConfig load_plan_config(const std::filesystem::path& path,
   }
   for (const auto& [name, value] : given) values.insert_or_assign(name, value);
   return apply_values(values, path.string());
+}
+
+TrainConfig parse_state_config(const std::string& text) {
+  const std::string name = "configuration";
+  const YAML::Node root = parse_text(text, name);
+  ConfigValues given, values;
+  if (!root.IsNull()) {
+    if (!root.IsMap()) {
+      fail(ErrorCode::invalid_config,
+           "{}: found {}; accepted: a mapping of keys such as `offload: {{host_memory: 8GiB}}`",
+           name, describe_node(root));
+    }
+    put_section(root, "", {name, false, std::filesystem::current_path()}, given);
+  }
+  for (const auto& [key, value] : given) {
+    if (is_state_key(key)) continue;
+    fail(ErrorCode::invalid_config,
+         "{}: {}: this key is of the trainer, and here the program that calls is one: it has no "
+         "effect; remove it",
+         value.where, key);
+  }
+  // What a trainer's configuration has to have.
+  for (const char* setting : {"sequence_len=1", "learning_rate=1", "datasets=[{path: -}]",
+                              "output_dir=.", "init_from_scratch=true", "base_model_config=."}) {
+    put_override(setting, values);
+  }
+  for (const auto& [key, value] : given) values.insert_or_assign(key, value);
+  return apply_values(values, name);
 }
 
 OptimizerSettings optimizer_settings(const TrainConfig& config) {

@@ -144,6 +144,10 @@ void resolve_batch(TrainConfig& config, uint32_t ranks);
 TrainConfig load_plan_config(const std::filesystem::path& path,
                              const std::vector<std::string>& overrides, bool has_drives);
 
+/// The same for a program that computes its own layers, from text: only keys of state and its
+/// updates; relative paths start at the current directory.
+TrainConfig parse_state_config(const std::string& text);
+
 /// The file's text with `key=value` settings in their places, under a line of comment; its own
 /// comments are not kept. The file must be one that load_train_config accepts.
 std::string config_with_settings(const std::filesystem::path& path,

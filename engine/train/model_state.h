@@ -33,6 +33,8 @@ void export_weights(PageStore& store, const std::filesystem::path& directory, co
 /// left out.
 void save_optimizer(PageStore& store, const std::filesystem::path& file, bool moments_zero,
                     const Ranks& ranks);
+/// Finds what is wrong with the file, before anything is loaded.
+void check_optimizer(const PageStore& store, const std::filesystem::path& file, bool moments_zero);
 void load_optimizer(PageStore& store, const std::filesystem::path& file, bool moments_zero);
 
 }  // namespace overspill

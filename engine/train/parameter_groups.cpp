@@ -26,7 +26,7 @@ std::vector<LayerTensor*> tensors_of(ModelShape& model) {
 /// A few names to copy from, and what a tied model lacks.
 std::string names_text(const ModelShape& model) {
   std::vector<std::string> names = {model.layers[0].tensors[0].name};
-  if (model.layers.size() > 2) {
+  if (model.layers.size() > 2 && model.layers[1].tensors.size() > kDown) {
     names.push_back(model.layers[1].tensors[kQuery].name);
     names.push_back(model.layers[1].tensors[kDown].name);
   }

@@ -35,7 +35,18 @@ std::filesystem::path config_path(const TrainConfig& config) {
   return config.base_model_config.empty() ? config.base_model : config.base_model_config;
 }
 
-/// With `stripe: local`, keeps the paths whose drives are on the NUMA node of this process's CPUs.
+/// Plans once: the machine does not change. HWLOC_XMLFILE's has other CPUs than this one.
+const CpuPlan& process_cpus() {
+  static const CpuPlan plan = [] {
+    const Machine machine = read_machine();
+    return machine.is_this_system ? plan_cpus(machine, {.allowed = allowed_cpus()}) : CpuPlan{};
+  }();
+  if (!parallel_groups_chosen()) set_parallel_groups(parallel_groups_of(plan));
+  return plan;
+}
+
+}  // namespace
+
 TrainConfig with_chosen_drives(TrainConfig config) {
   OffloadConfig& offload = config.offload;
   if (offload.stripe == StripeOver::all || offload.nvme_paths.empty()) return config;
@@ -66,23 +77,38 @@ TrainConfig with_chosen_drives(TrainConfig config) {
   return config;
 }
 
-/// Plans once: the machine does not change. HWLOC_XMLFILE's has other CPUs than this one.
-const CpuPlan& process_cpus() {
-  static const CpuPlan plan = [] {
-    const Machine machine = read_machine();
-    return machine.is_this_system ? plan_cpus(machine, {.allowed = allowed_cpus()}) : CpuPlan{};
-  }();
-  if (!parallel_groups_chosen()) set_parallel_groups(parallel_groups_of(plan));
-  return plan;
-}
-
-}  // namespace
-
 ModelShape trained_model(const TrainConfig& config) {
   ModelShape model = llama_layers(load_model_config(config_path(config)));
   apply_parameter_groups(model, config.unfrozen_parameters, config.lr_groups);
   return model;
 }
+
+namespace {
+
+/// Updates run where the state lives, so choosing the side chooses the tier.
+Placement optimizer_placement(const OffloadConfig& offload) {
+  const Placement given = offload.optimizer;
+  const OptimizerDevice side = offload.optimizer_device;
+  const bool on_device = given == Placement::device;
+  if (side == OptimizerDevice::automatic || given == Placement::automatic) {
+    return side == OptimizerDevice::gpu ? Placement::device : given;
+  }
+  if (on_device != (side == OptimizerDevice::gpu)) {
+    fail(ErrorCode::invalid_config,
+         "offload.optimizer_device: {} updates {}, but offload.optimizer: {} keeps it {}; remove "
+         "one of them",
+         on_device ? "cpu" : "gpu",
+         on_device ? "on the host, where the state then must be"
+                   : "on the GPU, whose memory it needs",
+         on_device                  ? "device"
+         : given == Placement::host ? "host"
+                                    : "nvme",
+         on_device ? "on the GPU" : "off it");
+  }
+  return given;
+}
+
+}  // namespace
 
 ComputeNeeds host_needs(const TrainConfig& config, const ModelShape& model, const BatchShape& batch,
                         uint32_t threads, const RankIdentity& rank) {
@@ -94,15 +120,14 @@ ComputeNeeds host_needs(const TrainConfig& config, const ModelShape& model, cons
           .host_memory = third};
 }
 
-PlanOptions plan_options(const TrainConfig& config, const ModelShape& model,
-                         const BatchShape& batch, const ComputeNeeds& needs,
-                         const RankIdentity& rank) {
+namespace {
+
+PlanOptions planner_options(const TrainConfig& config, const ComputeNeeds& needs,
+                            const RankIdentity& rank) {
   const OffloadConfig& offload = config.offload;
   PlanOptions o;
   o.precision = config.precision;
   o.micro_batches = config.gradient_accumulation_steps;
-  o.micro_batch_tokens = batch.tokens();
-  o.sequence_len = batch.sequence_len;
   o.compute_scratch_bytes = needs.scratch_bytes;
   o.activation_bytes = needs.activation_bytes;
   o.unified = needs.unified;
@@ -116,7 +141,8 @@ PlanOptions plan_options(const TrainConfig& config, const ModelShape& model,
   o.nvme_stripe_bytes = offload.io.block_size;
   o.nvme_shares = offload.nvme_shares.value_or(std::vector<uint32_t>{});
   o.weights = offload.weights;
-  o.optimizer = offload.optimizer;
+  o.optimizer = optimizer_placement(offload);
+  o.updates_on_host = offload.optimizer_device == OptimizerDevice::cpu;
   o.gradients = offload.gradients;
   o.activations = offload.activations;
   o.prefetch_depth = offload.prefetch_depth;
@@ -124,10 +150,30 @@ PlanOptions plan_options(const TrainConfig& config, const ModelShape& model,
   o.record_slots = offload.record_slots;
   o.stage_slots = offload.stage_slots;
   o.update = offload.update;
-  if (offload.update_twice) {
-    o.update_twice.assign(model.layers.size(), *offload.update_twice);
-  }
   o.optimizer_settings = optimizer_settings(config);
+  return o;
+}
+
+}  // namespace
+
+PlanOptions state_options(const TrainConfig& config, const RankIdentity& rank) {
+  const uint64_t third = machine_memory() / 3 / rank.local_ranks;
+  return planner_options(config,
+                         {.unified = config.offload.device != DeviceMode::discrete,
+                          .device_memory = third,
+                          .host_memory = third},
+                         rank);
+}
+
+PlanOptions plan_options(const TrainConfig& config, const ModelShape& model,
+                         const BatchShape& batch, const ComputeNeeds& needs,
+                         const RankIdentity& rank) {
+  PlanOptions o = planner_options(config, needs, rank);
+  o.micro_batch_tokens = batch.tokens();
+  o.sequence_len = batch.sequence_len;
+  if (config.offload.update_twice) {
+    o.update_twice.assign(model.layers.size(), *config.offload.update_twice);
+  }
   return o;
 }
 

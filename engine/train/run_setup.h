@@ -46,6 +46,14 @@ struct RunSetup {
 /// The shape that a configuration trains, its frozen tensors and groups marked.
 ModelShape trained_model(const TrainConfig& config);
 
+/// With `stripe: local`, keeps the paths whose drives are on the NUMA node of this process's CPUs.
+TrainConfig with_chosen_drives(TrainConfig config);
+
+/// Budgets, homes and the sharing of state between ranks: what plans depend on beside what the
+/// layers compute. The device is the host, and its budgets are a third of this machine's memory
+/// each, which the ranks of a host share.
+PlanOptions state_options(const TrainConfig& config, const RankIdentity& rank);
+
 /// What the planner is asked for, for one of the ranks.
 PlanOptions plan_options(const TrainConfig& config, const ModelShape& model,
                          const BatchShape& batch, const ComputeNeeds& needs,

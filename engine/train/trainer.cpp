@@ -13,6 +13,7 @@
 #include "engine/program/verify.h"
 #include "engine/train/file_hashes.h"
 #include "engine/train/model_state.h"
+#include "engine/train/step_decision.h"
 
 namespace overspill {
 namespace {
@@ -222,7 +223,8 @@ void Trainer::decide_update(StepOutcome& outcome, const StepResults& step) {
   const TrainConfig& config = setup_.config;
   const double squares = step.square_sum();
   outcome.loss = step.loss_sum() / trained_tokens(step.losses.size());
-  outcome.grad_norm = std::sqrt(squares);
+  const StepDecision decision = decide_step(squares, step.non_finite, config.max_grad_norm);
+  outcome.grad_norm = decision.grad_norm;
   if (outcome.trained_tokens == 0u) {
     outcome.skipped = true;
     ++report_.skipped_updates;
@@ -232,7 +234,7 @@ void Trainer::decide_update(StepOutcome& outcome, const StepResults& step) {
         position_.step + 1);
     return;
   }
-  const bool finite = !step.non_finite && std::isfinite(outcome.loss) && std::isfinite(squares);
+  const bool finite = decision.finite && std::isfinite(outcome.loss);
   const bool in_backward = config.offload.update == UpdateTiming::in_backward;
   if (finite) {
     non_finite_in_row_ = 0;
@@ -240,10 +242,8 @@ void Trainer::decide_update(StepOutcome& outcome, const StepResults& step) {
       ++position_.updates;
       return;
     }
-    const double norm = outcome.grad_norm, limit = config.max_grad_norm;
-    const double clip = limit > 0 ? std::min(1.0, limit / (norm + 1e-6)) : 1.0;
-    pending_ = next_update(clip);
-    advance_moments();
+    pending_ = next_update(decision.clip_factor);
+    advance_moments(store_, *pending_, *groups().shard);
     return;
   }
   outcome.skipped = true;
@@ -266,18 +266,6 @@ void Trainer::decide_update(StepOutcome& outcome, const StepResults& step) {
   if (!ranks_.first()) return;  // all ranks skip it
   log_warning("step {}: non-finite {}: update skipped ({} in a row)", position_.step + 1, what,
               non_finite_in_row_);
-}
-
-void Trainer::advance_moments() {
-  const FactoredMoments moments = store_.factored_moments();
-  if (moments.sums == nullptr) return;
-  const uint64_t elements = setup_.layout.table.factored_elements;
-  groups().shard->all_reduce(std::span(moments.sums, elements));
-  for (uint32_t layer = 0; layer < setup_.model.layers.size(); ++layer) {
-    for (const FactoredMatrix& matrix : setup_.layout.matrices(layer)) {
-      advance_moment(moments, matrix, *pending_);
-    }
-  }
 }
 
 void Trainer::flush() {
@@ -333,14 +321,14 @@ void Trainer::save() {
                                        ranks_);
 }
 
-std::vector<double> Trainer::time_steps(uint32_t steps, const std::atomic<bool>& stop) {
+std::vector<TraceSummary> Trainer::time_steps(uint32_t steps, const std::atomic<bool>& stop) {
   constexpr uint32_t kSettle = 3;
-  std::vector<double> seconds;
+  std::vector<TraceSummary> timed;
   for (uint32_t i = 0; i < kSettle + steps && !stop; ++i) {
     const StepOutcome outcome = train_step();
-    if (i >= kSettle) seconds.push_back(static_cast<double>(outcome.trace.end_ns()) * 1e-9);
+    if (i >= kSettle) timed.push_back(summarize(*outcome.program, outcome.trace));
   }
-  return seconds;
+  return timed;
 }
 
 RunReport Trainer::run(const std::atomic<bool>& stop) {

@@ -42,8 +42,9 @@ class Trainer {
   RunReport run(const std::atomic<bool>& stop);
 
   /// Trains steps without keeping anything: those that settle (no update, an update from zero
-  /// moments, a steady one), then `steps` more, whose seconds it returns. Fewer when `stop` is set.
-  std::vector<double> time_steps(uint32_t steps, const std::atomic<bool>& stop);
+  /// moments, a steady one), then `steps` more, of which it returns what happened. Fewer when
+  /// `stop` is set.
+  std::vector<TraceSummary> time_steps(uint32_t steps, const std::atomic<bool>& stop);
 
   const RunSetup& setup() const { return setup_; }
   /// That the model's data move over.
@@ -69,8 +70,6 @@ class Trainer {
   void decide_update(StepOutcome& outcome, const StepResults& results);
   /// The scalars of the update of the step under way.
   UpdateStep next_update(double gradient_scale) const;
-  /// Moves factored moments on to the pending update.
-  void advance_moments();
   Trace execute(const Program& program, StepContext& context);
   /// Applies the pending update, if any, so that the pages are those after `position_.step` steps.
   void flush();

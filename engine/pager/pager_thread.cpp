@@ -1,0 +1,281 @@
+// Work into Programs, and what steps come to.
+#include "engine/pager/pager_thread.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "engine/base/error.h"
+#include "engine/base/thread.h"
+#include "engine/train/step_decision.h"
+#include "engine/train/step_results.h"
+
+namespace overspill {
+namespace {
+
+using Kind = PagerWork::Kind;
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+bool stands_alone(Kind kind) {
+  return kind == Kind::begin_step || kind == Kind::decide || kind == Kind::task;
+}
+
+}  // namespace
+
+PagerThread::PagerThread(PageStore& store, const Ranks& ranks, Options options)
+    : store_(store),
+      layout_(store.layout()),
+      ranks_(ranks),
+      options_(std::move(options)),
+      model_(layout_.model),
+      executor_(store, model_, {}, ranks.groups()),
+      pending_(layout_.model.layers.size()),
+      moments_zero_(layout_.model.layers.size(), 1) {
+  context_.gradient_squares.assign(layout_.model.layers.size(), 0.0);
+  thread_ = std::thread([this] { main(); });
+}
+
+PagerThread::~PagerThread() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+uint64_t PagerThread::add(PagerWork work) {
+  const std::lock_guard lock(mutex_);
+  if (error_) std::rethrow_exception(error_);
+  queue_.push_back(std::move(work));
+  wake_.notify_one();
+  return ++added_;
+}
+
+void PagerThread::wait(uint64_t ticket) {
+  std::unique_lock lock(mutex_);
+  progress_.wait(lock, [&] { return error_ || completed_ >= ticket; });
+  if (completed_ < ticket) std::rethrow_exception(error_);
+}
+
+bool PagerThread::done(uint64_t ticket) {
+  const std::lock_guard lock(mutex_);
+  if (completed_ >= ticket) return true;
+  if (error_) std::rethrow_exception(error_);
+  return false;
+}
+
+void PagerThread::run(std::function<void()> task) {
+  std::exception_ptr thrown;
+  PagerWork work{.kind = Kind::task};
+  work.task = [&] {
+    try {
+      task();
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+  };
+  wait(add(std::move(work)));
+  if (thrown) std::rethrow_exception(thrown);
+}
+
+std::exception_ptr PagerThread::error() {
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
+StepReport PagerThread::last_step() {
+  const std::lock_guard lock(mutex_);
+  return last_step_;
+}
+
+PagerStatistics PagerThread::statistics() {
+  const std::lock_guard lock(mutex_);
+  return statistics_;
+}
+
+void PagerThread::main() {
+  set_thread_name("pager");
+  const LogScope log(options_.log);
+  const ProgressScope progress(options_.progress);
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [&] { return closing_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    std::deque<PagerWork> taken;
+    taken.swap(queue_);
+    lock.unlock();
+    try {
+      for (size_t i = 0; i < taken.size(); ++i) {
+        if (fragment_ && !joins(taken[i])) {
+          run_fragment();
+          complete(taken.size() - i);
+        }
+        plan(taken[i]);
+        if (fragment_ && i + 1 < taken.size()) continue;
+        if (fragment_) run_fragment();
+        complete(taken.size() - i - 1);
+      }
+      lock.lock();
+    } catch (...) {
+      lock.lock();
+      error_ = std::current_exception();
+      queue_.clear();
+      progress_.notify_all();
+      return;
+    }
+  }
+}
+
+/// All that was queued is done, but for so many pieces of what was taken, and the queue.
+void PagerThread::complete(size_t left) {
+  const std::lock_guard lock(mutex_);
+  completed_ = added_ - queue_.size() - left;
+  progress_.notify_all();
+}
+
+/// Whether work can be part of the Program that is being planned: all its updates read moments, or
+/// none does.
+bool PagerThread::joins(const PagerWork& work) {
+  if (stands_alone(work.kind)) return false;
+  const bool updates = work.kind == Kind::finish ? in_backward() : pending_[work.layer] != 0;
+  return !updates || !fragment_zero_ || *fragment_zero_ == (moments_zero_[work.layer] != 0);
+}
+
+void PagerThread::plan(const PagerWork& work) {
+  switch (work.kind) {
+    case Kind::begin_step: return begin_step(work);
+    case Kind::decide: return decide(work);
+    case Kind::task: return work.task();
+    default: break;
+  }
+  const bool update = work.kind == Kind::finish ? in_backward() : pending_[work.layer] != 0;
+  const bool zero = moments_zero_[work.layer] != 0;
+  if (fragment_ && update && !fragment_zero_ && zero) run_fragment();
+  if (!fragment_) fragment_ = std::make_unique<FragmentPlanner>(layout_, update && zero);
+  if (update) fragment_zero_ = zero;
+  switch (work.kind) {
+    case Kind::bring: fragment_->bring(work.layer, work.place, update); break;
+    case Kind::update:
+      if (update) fragment_->update(work.layer, work.place);
+      break;
+    case Kind::finish:
+      fragment_->finish_gradient(work.layer, work.sums, work.place);
+      finished_.push_back(work.layer);
+      break;
+    case Kind::store_sums: fragment_->store_sums(work.layer, work.sums); break;
+    case Kind::load_sums: fragment_->load_sums(work.layer, work.sums); break;
+    default: CHECK(false);
+  }
+  if (!update) return;
+  if (zero) first_updates_.push_back(work.layer);
+  moments_zero_[work.layer] = 0;
+  pending_[work.layer] = 0;
+}
+
+void PagerThread::run_fragment() {
+  Program program = fragment_->take();
+  fragment_.reset();
+  fragment_zero_.reset();
+  if (program.ops.empty()) return;
+  const int64_t begin = now_ns();
+  Trace trace = executor_.run(program, context_);
+  record(std::move(program), std::move(trace), begin);
+}
+
+void PagerThread::begin_step(const PagerWork& work) {
+  loss_scale_ = work.rates.loss_scale;
+  context_.update = update_step(layout_.options.update_rule(), work.rates.learning_rates,
+                                position_.updates + 1, 1 / loss_scale_);
+}
+
+void PagerThread::decide(const PagerWork& work) {
+  if (!in_backward()) loss_scale_ = work.rates.loss_scale;
+  const StepResults results = share_results(context_, false, ranks_);
+  const StepDecision decision =
+      decide_step(results.square_sum(), results.non_finite, options_.max_grad_norm, loss_scale_);
+  ++position_.step;
+  if (!decision.finite) {
+    const bool undone = finished_.empty() || !in_backward() ||
+                        !std::isfinite(results.gradient_squares[finished_.front()]);
+    if (!undone) {
+      fail(ErrorCode::non_finite,
+           "step {}: non-finite gradient after other layers were already updated (update: "
+           "in_backward cannot undo them); resume from the last checkpoint with update: "
+           "next_forward",
+           position_.step);
+    }
+    // What was to be the first update in this backward has not been one.
+    for (const uint32_t layer : first_updates_) moments_zero_[layer] |= in_backward();
+    count_non_finite();
+  } else {
+    non_finite_in_row_ = 0;
+    if (in_backward()) {
+      if (!finished_.empty()) ++position_.updates;
+    } else {
+      context_.update = update_step(layout_.options.update_rule(), work.rates.learning_rates,
+                                    position_.updates + 1, decision.clip_factor / loss_scale_);
+      advance_moments(store_, context_.update, *ranks_.groups().shard, work.has_gradient);
+      CHECK(std::ranges::count(pending_, 1) == 0);
+      pending_ = work.has_gradient;
+      ++position_.updates;
+    }
+  }
+  context_.gradient_squares.assign(layout_.model.layers.size(), 0.0);
+  context_.non_finite = false;
+  finished_.clear();
+  first_updates_.clear();
+  const std::lock_guard lock(mutex_);
+  last_step_ = {.step = position_.step,
+                .updates = position_.updates,
+                .gradient_norm = decision.grad_norm,
+                .clip_factor = decision.finite ? decision.clip_factor : 1,
+                .skipped = !decision.finite};
+  statistics_.steps = position_.step;
+  statistics_.updates = position_.updates;
+  statistics_.skipped += decision.finite ? 0 : 1;
+}
+
+void PagerThread::count_non_finite() {
+  if (++non_finite_in_row_ >= options_.max_non_finite_steps) {
+    fail(ErrorCode::non_finite,
+         "step {}: non-finite gradient, {} steps in a row (max_non_finite_steps: {}); lower the "
+         "learning rate or the loss scale, or check the data, then resume from the last checkpoint",
+         position_.step, non_finite_in_row_, options_.max_non_finite_steps);
+  }
+  options_.warn(fmt::format("step {}: non-finite gradient: update skipped ({} in a row)",
+                            position_.step, non_finite_in_row_));
+}
+
+void PagerThread::reset(const TrainingPosition& position) {
+  position_ = position;
+  std::ranges::fill(pending_, 0);
+  std::ranges::fill(moments_zero_, position.updates == 0);
+  context_.gradient_squares.assign(layout_.model.layers.size(), 0.0);
+  context_.non_finite = false;
+  finished_.clear();
+  non_finite_in_row_ = 0;
+}
+
+void PagerThread::settle_moments() {
+  if (position_.updates == 0) return;
+  for (uint32_t l = 0; l < layout_.model.layers.size(); ++l) {
+    if (moments_zero_[l] == 0) continue;
+    moments_zero_[l] = 0;
+    for (uint32_t c = 0; c < layout_.chunk_count(l); ++c) {
+      const PageId page = layout_.optimizer(l, c);
+      const uint64_t kept = layout_.state(layout_.chunk(l, c)).remainder_bytes();
+      if (layout_.page(page).bytes == 0) continue;
+      const std::span<std::byte> state = kept > 0 ? store_.load(page, kept) : store_.buffer(page);
+      std::ranges::fill(state.subspan(kept), std::byte{0});
+      store_.store(page);
+    }
+  }
+}
+
+}  // namespace overspill

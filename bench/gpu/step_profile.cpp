@@ -68,9 +68,10 @@ class LayerCalls {
                  call);
     };
     add("step: a block, forward", forward_flops, kBlock,
-        [this] { layers_->block(kBlock, weights_, x_, y_); });
-    add("step: a block, backward", backward_flops, kBlock,
-        [this] { layers_->block_backward(kBlock, weights_, x_, dy_, sums_, /*first=*/false); });
+        [this] { layers_->block(kBlock, weights_, nullptr, x_, y_); });
+    add("step: a block, backward", backward_flops, kBlock, [this] {
+      layers_->block_backward(kBlock, weights_, nullptr, x_, dy_, sums_, /*first=*/false);
+    });
     add("step: the loss", backward_flops, model_.head(), [this] {
       const Model::Head head{.weights = weights_,
                              .embedding = nullptr,

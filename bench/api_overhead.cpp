@@ -95,12 +95,13 @@ int main(int argc, char** argv) {
     const void* weights[kBlockTensors] = {};
     for (uint32_t l = 0; l < kBlocks; ++l) {
       timed([&] { return osp_acquire(engine, l, nullptr, weights, kBlockTensors); });
-      llama.block(l + 1, weights[0], x[l].data(), x[l + 1].data());
+      llama.block(l + 1, weights[0], nullptr, x[l].data(), x[l + 1].data());
       timed([&] { return osp_release(engine, l, nullptr); });
     }
     for (uint32_t l = kBlocks; l-- > 0;) {
       timed([&] { return osp_acquire(engine, l, nullptr, weights, kBlockTensors); });
-      llama.block_backward(l + 1, weights[0], x[l].data(), x.back().data(), sums.data(), true);
+      llama.block_backward(l + 1, weights[0], nullptr, x[l].data(), x.back().data(), sums.data(),
+                           true);
       timed([&] {
         return osp_submit_gradients(engine, l, sums.data(), OSP_FLOAT32, sums.size(), nullptr);
       });

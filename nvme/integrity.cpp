@@ -30,6 +30,11 @@ uint32_t crc32c(std::span<const std::byte> bytes) {
   return ~crc32_iscsi(memory, static_cast<int>(bytes.size()), 0xffffffffu);
 }
 
+uint32_t crc32(std::span<const std::byte> bytes, uint32_t before) {
+  return crc32_gzip_refl(before, reinterpret_cast<const unsigned char*>(bytes.data()),
+                         bytes.size());
+}
+
 uint64_t request_bytes(const Volume& volume, uint64_t block_bytes, uint64_t offset, uint64_t most) {
   return std::min({block_bytes, volume.place(offset).contiguous_bytes, most});
 }

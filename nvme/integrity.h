@@ -18,6 +18,8 @@ namespace overspill {
 
 /// CRC32C (Castagnoli) of bytes, by the processor's instruction where it has one.
 uint32_t crc32c(std::span<const std::byte> bytes);
+/// CRC-32 of zlib and gzip, of bytes behind those whose sum is `before`.
+uint32_t crc32(std::span<const std::byte> bytes, uint32_t before = 0);
 
 class Integrity {
  public:

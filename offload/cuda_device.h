@@ -36,7 +36,8 @@ CudaGpus cuda_devices();
 /// Error(invalid_config) when there are too few.
 uint32_t gpu_of_local_rank(uint32_t local_rank);
 
-/// Makes the GPU the calling thread's, for libraries of NVIDIA. Throws Error(not_found) without one.
+/// Makes the GPU the calling thread's, for libraries of NVIDIA. Throws Error(not_found) without
+/// one.
 void use_gpu(uint32_t gpu);
 
 /// Of a GPU's memory a 64th stays free: kernels' code is loaded at their first launch, and

@@ -1,21 +1,27 @@
 // Resolves the functions.
 #include "offload/cuda_library.h"
 
+#include <cstdlib>
+
 #include "engine/base/error.h"
 #include "engine/base/shared_library.h"
+#include "offload/cuda_linked.h"
 
 namespace overspill {
 namespace {
 
 constexpr int kMajor = CUDART_VERSION / 1000;
+constexpr const char* kVariable = "OVERSPILL_CUDART";
 
 }  // namespace
 
 CudaLibrary open_cuda_library() {
+  const CudaLibrary* const linked = linked_cuda_library();
+  if (linked != nullptr && std::getenv(kVariable) == nullptr) return *linked;
   const SharedLibrary file(
       {.title = "CUDA runtime",
        .purpose = "which GPUs are used through",
-       .variable = "OVERSPILL_CUDART",
+       .variable = kVariable,
        .file = fmt::format("libcudart.so.{}", kMajor),
        .packages = fmt::format(
            "\"pip install nvidia-cuda-runtime\" or NVIDIA's package cuda-cudart-{}-0", kMajor),

@@ -109,10 +109,11 @@ class AttentionList {
     void* const workspace =
         bench_.array<std::byte>(cuda::attention_gradient_workspace_bytes(test.shape));
     return run(
-        test, "portable", [&] { cuda::attention(bench_.stream(), s, t.q, t.k, t.v, t.o, t.lse); },
+        test, "portable",
+        [&] { cuda::attention(bench_.stream(), s, nullptr, t.q, t.k, t.v, t.o, t.lse); },
         [&] {
-          cuda::attention_gradient(bench_.stream(), s, t.q, t.k, t.v, t.o, t.lse, t.d_o, t.dq, t.dk,
-                                   t.dv, workspace);
+          cuda::attention_gradient(bench_.stream(), s, nullptr, t.q, t.k, t.v, t.o, t.lse, t.d_o,
+                                   t.dq, t.dk, t.dv, workspace);
         });
   }
 

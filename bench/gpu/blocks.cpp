@@ -56,9 +56,10 @@ class BlockList {
     };
     const double amounts[] = {flops(forward_flops), flops(backward_flops)};
     bench_.add(test.name + ", forward", "GFLOP/s", amounts[0],
-               [&] { device->block(kBlock, weights, x, y); });
-    bench_.add(test.name + ", backward", "GFLOP/s", amounts[1],
-               [&] { device->block_backward(kBlock, weights, x, dy, sums, /*first=*/false); });
+               [&] { device->block(kBlock, weights, nullptr, x, y); });
+    bench_.add(test.name + ", backward", "GFLOP/s", amounts[1], [&] {
+      device->block_backward(kBlock, weights, nullptr, x, dy, sums, /*first=*/false);
+    });
     add_row(test, model.layers[kBlock].parameters, amounts, bench_.measure());
   }
 

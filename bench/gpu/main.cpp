@@ -16,18 +16,20 @@ namespace overspill {
 namespace {
 
 constexpr uint64_t kMostMemory = 32 * kGiB;
+constexpr RoundOptions kRounds{.rounds = 3, .seconds = 0.05};
 constexpr int kNoGpu = 77;  // which ctest takes for skipped
 
 struct Arguments {
   std::filesystem::path json;
   std::vector<std::filesystem::path> tests;
   std::vector<std::string> notes;
+  std::vector<std::filesystem::path> drives;
   uint32_t gpu = 0;
 };
 
 void show_progress(size_t, size_t, const std::string& text) { fmt::print(stderr, "{}\n", text); }
 
-BenchSection measure_copies(uint32_t gpu, const BenchProgress& progress) {
+CopyReport measure_copies(uint32_t gpu, const BenchProgress& progress) {
   CopyBenchOptions options;
   options.sizes = {kMiB, 16 * kMiB, 256 * kMiB};
   options.devices = [gpu](uint64_t bytes) {
@@ -37,7 +39,7 @@ BenchSection measure_copies(uint32_t gpu, const BenchProgress& progress) {
     return one;
   };
   const std::atomic<bool> stop = false;
-  return copy_section(run_copy_benchmark(options, stop, progress));
+  return run_copy_benchmark(options, stop, progress);
 }
 
 /// Four fifths of the GPU at most: others may use it too.
@@ -45,25 +47,39 @@ std::unique_ptr<CudaDevice> open_device(const CudaGpu& gpu) {
   return make_cuda_device(std::min(kMostMemory, gpu.memory_bytes / 5 * 4), gpu.index);
 }
 
+using AddSection = std::function<void(BenchSection)>;
+
+/// What the GPU does by itself; its memory is free again afterwards.
+HardwareProfile measure_work(const CudaGpu& gpu, const CopyReport& copies,
+                             const GpuBenchSizes& sizes, const BenchProgress& progress,
+                             const AddSection& add) {
+  const std::unique_ptr<CudaDevice> device = open_device(gpu);
+  GpuBench bench(*device, kRounds, progress);
+  const BenchSection kernels = kernels_section(bench, sizes);
+  add(kernels);
+  const BenchSection gemm = gemm_section(bench, sizes);
+  add(gemm);
+  add(attention_section(bench, sizes));
+  add(blocks_section(bench, sizes, fastest_product(gemm)));
+  return measured_profile(gpu, copies, kernels, gemm);
+}
+
 std::vector<BenchSection> measure(const Arguments& arguments, const CudaGpu& gpu) {
   const BenchProgress progress = show_progress;
   std::vector<BenchSection> sections;
-  const auto add = [&](BenchSection section) {
+  const AddSection add = [&](BenchSection section) {
     fmt::print("\n{}", section.text);
     std::fflush(stdout);
     sections.push_back(std::move(section));
   };
   if (!arguments.tests.empty() || !arguments.notes.empty())
     add(tests_section(arguments.tests, arguments.notes));
-  add(measure_copies(gpu.index, progress));
-  const std::unique_ptr<CudaDevice> device = open_device(gpu);
-  GpuBench bench(*device, {.rounds = 3, .seconds = 0.05}, progress);
+  const CopyReport copies = measure_copies(gpu.index, progress);
+  add(copy_section(copies));
   const GpuBenchSizes sizes;
-  add(kernels_section(bench, sizes));
-  add(gemm_section(bench, sizes));
-  const double fastest = fastest_product(sections.back());
-  add(attention_section(bench, sizes));
-  add(blocks_section(bench, sizes, fastest));
+  const HardwareProfile profile = measure_work(gpu, copies, sizes, progress, add);
+  const StepPlace place{.gpu = gpu.index, .drives = arguments.drives, .rounds = kRounds};
+  add(step_section(sizes.step, place, progress, profile));
   return sections;
 }
 
@@ -89,11 +105,14 @@ int run(const Arguments& arguments) {
 
 int main(int argc, char** argv) {
   overspill::Arguments arguments;
-  CLI::App app("Copies, kernels, products of matrices and attention on a GPU");
+  CLI::App app("Copies, kernels, products of matrices, attention and a training step on a GPU");
   app.add_option("--json", arguments.json, "Write all results as JSON");
   app.add_option("--tests", arguments.tests,
                  "Include what --gtest_output=json:FILE wrote; may be repeated");
   app.add_option("--note", arguments.notes, "To say beside the tests; may be repeated");
+  app.add_option("--path", arguments.drives,
+                 "A directory on a drive, to keep the step's optimizer state on; may be repeated")
+      ->check(CLI::ExistingDirectory);
   app.add_option("--gpu", arguments.gpu, "Which one (default: 0)");
   CLI11_PARSE(app, argc, argv);
   try {

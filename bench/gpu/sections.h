@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "bench/gpu/gpu_bench.h"
+#include "bench/gpu/step.h"
 #include "engine/bench/bench_section.h"
+#include "engine/bench/copy_benchmark.h"
 #include "engine/model/kernels.h"
 
 namespace overspill {
@@ -45,6 +47,7 @@ struct GpuBenchSizes {
   std::vector<BlockCase> blocks = {{"8B", 4096, 14336, 32, 8, 128, 4096},
                                    {"70B", 8192, 28672, 64, 8, 128, 4096},
                                    {"405B", 16384, 53248, 128, 8, 128, 4096}};
+  StepCase step{};
 };
 
 /// Bytes that a kernel must move, as a share of the GPU's own copies (which read and write).
@@ -57,6 +60,14 @@ BenchSection attention_section(GpuBench& bench, const GpuBenchSizes& sizes);
 double fastest_product(const BenchSection& gemm);
 /// Blocks of models, beside the fastest product of matrices; a note where they cannot run.
 BenchSection blocks_section(GpuBench& bench, const GpuBenchSizes& sizes, double fastest_product);
+
+/// What the sections measured, as predictions take it.
+HardwareProfile measured_profile(const CudaGpu& gpu, const CopyReport& copies,
+                                 const BenchSection& kernels, const BenchSection& gemm);
+/// Steps of a run that streams its weights, beside their prediction by the profile and the rates of
+/// the step's own parts; a note where it cannot run. Takes memory of the GPU of its own.
+BenchSection step_section(const StepCase& step, const StepPlace& place,
+                          const BenchProgress& progress, HardwareProfile profile);
 
 /// What runs of tests found, from the files that --gtest_output=json:FILE wrote, and notes on it.
 /// Throws Error(invalid_config) when a file is something else.

@@ -120,7 +120,7 @@ BenchTask ComputeWorks::task(OpKind op, uint32_t hidden, uint32_t tokens) const 
   const auto run = [=, first = false]() mutable {
     const std::byte* const w = weights.next();
     first = !first;
-    if (op == OpKind::forward) return llama->block(layer, w, x, y);
+    if (op == OpKind::forward) return llama->block(layer, w, nullptr, x, y);
     if (op == OpKind::loss) {
       const Llama::Head head{.weights = w,
                              .embedding = nullptr,
@@ -131,7 +131,7 @@ BenchTask ComputeWorks::task(OpKind op, uint32_t hidden, uint32_t tokens) const 
       return;
     }
     std::memcpy(y, dy, sizeof(float) * tokens * hidden);  // becomes the gradient of x
-    llama->block_backward(layer, w, x, y, sums, first);
+    llama->block_backward(layer, w, nullptr, x, y, sums, first);
   };
   return {.name = fmt::format("{}, hidden {}, {} tokens", op_label(op), hidden, tokens),
           .unit = "GFLOP/s",

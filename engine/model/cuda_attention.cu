@@ -17,6 +17,7 @@ struct Shape {
   uint64_t sequence_len;
   int heads, kv_heads, dim;
   float scale;
+  const int32_t* document_begins;  ///< may be null
 };
 
 /// Rows of one head: row t starts at values + t * stride.
@@ -34,6 +35,25 @@ __device__ Head<T> head_of(T* values, const Shape& s, int heads, int head) {
 }
 __device__ inline uint64_t statistic(const Shape& s, uint64_t t, int head) {
   return (blockIdx.z * s.sequence_len + t) * s.heads + head;
+}
+
+/// Where the document of a token of the block's sequence begins. They follow each other: the begins
+/// only grow.
+__device__ inline uint64_t document_begin(const Shape& s, uint64_t t) {
+  if (s.document_begins == nullptr || t >= s.sequence_len) return 0;
+  return static_cast<uint64_t>(s.document_begins[blockIdx.z * s.sequence_len + t]);
+}
+/// Of the warp's queries.
+__device__ inline void document_begins(const Shape& s, uint64_t first_query,
+                                       uint32_t (&begins)[kWarpRows]) {
+#pragma unroll
+  for (int r = 0; r < kWarpRows; ++r) {
+    begins[r] = static_cast<uint32_t>(document_begin(s, first_query + r));
+  }
+}
+/// Of the first tile of keys that the block's queries see.
+__device__ inline uint64_t first_tile(const Shape& s, uint64_t query0) {
+  return document_begin(s, query0) / kTile * kTile;
 }
 
 /// Rows [first, first + kCount) of a head as float32 in shared memory; zero beyond the sequence and
@@ -135,17 +155,23 @@ __global__ void __launch_bounds__(kThreads, 3) attend(Forward<T> a) {
   load_rows<kRows, kDim>(head_of(a.q, s, s.heads, head), s, query0, queries);
   float sums[kWarpRows][kDim / kWarp] = {}, maximum[kWarpRows], total[kWarpRows] = {};
   for (int r = 0; r < kWarpRows; ++r) maximum[r] = -INFINITY;
-  for (uint64_t key0 = 0; key0 < end; key0 += kTile) {
+  uint32_t begins[kWarpRows];
+  document_begins(s, query0 + warp_row, begins);
+  for (uint64_t key0 = first_tile(s, query0); key0 < end; key0 += kTile) {
     load_rows<kTile, kDim>(head_of(a.k, s, s.kv_heads, kv_head), s, key0, tile);
     block_barrier();
     float p[kWarpRows];
     products<kDim>(queries, tile, p);
 #pragma unroll
-    for (int r = 0; r < kWarpRows; ++r) {  // the first tile has a key for every query
-      const float score = key0 + lane <= query0 + warp_row + r ? p[r] * s.scale : -INFINITY;
+    for (int r = 0; r < kWarpRows; ++r) {
+      const uint64_t key = key0 + lane;
+      const bool seen = key >= begins[r] && key <= query0 + warp_row + r;
+      const float score = seen ? p[r] * s.scale : -INFINITY;
       const float next = fmaxf(maximum[r], warp_max(score));
-      const float correction = expf(maximum[r] - next);
-      p[r] = expf(score - next);
+      // A tile before the query's document has no key for it, and inf - inf would be NaN.
+      const float shift = next == -INFINITY ? 0.0f : next;
+      const float correction = expf(maximum[r] - shift);
+      p[r] = expf(score - shift);
       total[r] = total[r] * correction + warp_sum(p[r]);
       maximum[r] = next;
 #pragma unroll
@@ -213,7 +239,9 @@ __global__ void __launch_bounds__(kThreads, 3) query_gradient(Backward<T> a) {
     lse[r] = a.lse[statistic(s, t, head)];
     delta[r] = a.delta[statistic(s, t, head)];
   }
-  for (uint64_t key0 = 0; key0 < end; key0 += kTile) {
+  uint32_t begins[kWarpRows];
+  document_begins(s, query0 + warp_row, begins);
+  for (uint64_t key0 = first_tile(s, query0); key0 < end; key0 += kTile) {
     float dp[kWarpRows], p[kWarpRows];
     load_rows<kTile, kDim>(head_of(a.v, s, s.kv_heads, kv_head), s, key0, tile);
     block_barrier();
@@ -224,7 +252,8 @@ __global__ void __launch_bounds__(kThreads, 3) query_gradient(Backward<T> a) {
     products<kDim>(queries, tile, p);
 #pragma unroll
     for (int r = 0; r < kWarpRows; ++r) {
-      const bool seen = key0 + lane <= query0 + warp_row + r;
+      const uint64_t key = key0 + lane;
+      const bool seen = key >= begins[r] && key <= query0 + warp_row + r;
       p[r] = seen ? expf(p[r] * s.scale - lse[r]) * (dp[r] - delta[r]) * s.scale : 0.0f;
     }
     share(p, weights);
@@ -258,7 +287,9 @@ __global__ void __launch_bounds__(kThreads, 3) key_value_gradient(Backward<T> a)
     const Head<const T> q = head_of(a.q, s, s.heads, head);
     const Head<const T> d_o = head_of(a.d_o, s, s.heads, head);
     for (uint64_t query0 = key0 / kTile * kTile; query0 < s.sequence_len; query0 += kTile) {
-      const uint64_t t = query0 + lane;
+      // Later documents see none of these keys.
+      if (document_begin(s, query0) >= key0 + kRows) break;
+      const uint64_t t = query0 + lane, document = document_begin(s, t);
       const bool inside = t < s.sequence_len;
       const float lse = inside ? a.lse[statistic(s, t, head)] : 0.0f;
       const float delta = inside ? a.delta[statistic(s, t, head)] : 0.0f;
@@ -268,7 +299,8 @@ __global__ void __launch_bounds__(kThreads, 3) key_value_gradient(Backward<T> a)
       products<kDim>(keys, tile, p);
 #pragma unroll
       for (int r = 0; r < kWarpRows; ++r) {
-        const bool seen = inside && key0 + warp_row + r <= t;
+        const uint64_t key = key0 + warp_row + r;
+        const bool seen = inside && key >= document && key <= t;
         p[r] = seen ? expf(p[r] * s.scale - lse) : 0.0f;
       }
       share(p, weights);
@@ -298,9 +330,11 @@ __global__ void __launch_bounds__(kThreads, 3) key_value_gradient(Backward<T> a)
   }
 }
 
-Shape shape_of(const AttentionShape& s) {
-  return {s.sequence_len, static_cast<int>(s.heads), static_cast<int>(s.kv_heads),
-          static_cast<int>(s.head_dim), 1.0f / sqrtf(static_cast<float>(s.head_dim))};
+Shape shape_of(const AttentionShape& s, const int32_t* document_begins) {
+  const int heads = static_cast<int>(s.heads), kv_heads = static_cast<int>(s.kv_heads);
+  const int dim = static_cast<int>(s.head_dim);
+  const float scale = 1.0f / sqrtf(static_cast<float>(dim));
+  return {s.sequence_len, heads, kv_heads, dim, scale, document_begins};
 }
 
 dim3 grid_of(const AttentionShape& s, uint32_t heads) {
@@ -316,9 +350,9 @@ void launch_gradients(cudaStream_t stream, const AttentionShape& s, const Backwa
 }  // namespace
 
 template <class T>
-void attention(cudaStream_t stream, const AttentionShape& s, const T* q, const T* k, const T* v,
-               T* o, float* lse) {
-  const Forward<T> a{shape_of(s), q, k, v, o, lse};
+void attention(cudaStream_t stream, const AttentionShape& s, const int32_t* document_begins,
+               const T* q, const T* k, const T* v, T* o, float* lse) {
+  const Forward<T> a{shape_of(s, document_begins), q, k, v, o, lse};
   const dim3 grid = grid_of(s, s.heads);
   if (s.head_dim <= 32) {
     OVERSPILL_LAUNCH((attend<32, T>), grid, kThreads, 0, stream, a);
@@ -338,11 +372,12 @@ uint64_t attention_gradient_workspace_bytes(const AttentionShape& s) {
 }
 
 template <class T>
-void attention_gradient(cudaStream_t stream, const AttentionShape& s, const T* q, const T* k,
-                        const T* v, const T* o, const float* lse, const T* d_o, T* dq, T* dk, T* dv,
+void attention_gradient(cudaStream_t stream, const AttentionShape& s,
+                        const int32_t* document_begins, const T* q, const T* k, const T* v,
+                        const T* o, const float* lse, const T* d_o, T* dq, T* dk, T* dv,
                         void* workspace) {
-  const Backward<T> a{shape_of(s), q,  k, v, o, lse, d_o, static_cast<float*>(workspace),
-                      dq,          dk, dv};
+  const Backward<T> a{shape_of(s, document_begins),   q,  k,  v, o, lse, d_o,
+                      static_cast<float*>(workspace), dq, dk, dv};
   const uint64_t rows = s.batch * s.sequence_len * s.heads;
   OVERSPILL_LAUNCH(row_deltas<T>, blocks_x(ceil_div(rows, kThreads / kWarp)), kThreads, 0, stream,
                    a, rows);
@@ -353,11 +388,12 @@ void attention_gradient(cudaStream_t stream, const AttentionShape& s, const T* q
   launch_failed("attention_gradient", "head_dim is larger than 128");
 }
 
-#define INSTANTIATE(T)                                                                           \
-  template void attention(cudaStream_t, const AttentionShape&, const T*, const T*, const T*, T*, \
-                          float*);                                                               \
-  template void attention_gradient(cudaStream_t, const AttentionShape&, const T*, const T*,      \
-                                   const T*, const T*, const float*, const T*, T*, T*, T*, void*);
+#define INSTANTIATE(T)                                                                             \
+  template void attention(cudaStream_t, const AttentionShape&, const int32_t*, const T*, const T*, \
+                          const T*, T*, float*);                                                   \
+  template void attention_gradient(cudaStream_t, const AttentionShape&, const int32_t*, const T*,  \
+                                   const T*, const T*, const T*, const float*, const T*, T*, T*,   \
+                                   T*, void*);
 INSTANTIATE(float)
 INSTANTIATE(bf16)
 

@@ -1,5 +1,5 @@
-// Attention of one shape: by cuDNN on tensor cores where it has plans, else by the portable kernel.
-// Used by one thread.
+// Attention of one shape: by cuDNN on tensor cores where it has plans, else by the portable kernel;
+// which of them is decided for batches with documents and for those without. Used by one thread.
 #pragma once
 
 #include <optional>
@@ -15,8 +15,9 @@ namespace overspill::cuda {
 template <class T>
 class AttentionChoice {
  public:
-  /// On the current GPU. Throws Error(invalid_config) when neither takes the shape.
-  explicit AttentionChoice(const AttentionShape& shape);
+  /// On the current GPU; `documents`: batches may have them. Throws Error(invalid_config) when
+  /// neither takes the shape.
+  AttentionChoice(const AttentionShape& shape, bool documents);
 
   uint64_t workspace_bytes() const;
   void set_stream(cudaStream_t stream);
@@ -24,6 +25,8 @@ class AttentionChoice {
   struct Tensors {
     T *q, *k, *v, *o;
     float* lse;
+    /// [batch, sequence_len], or null: the same for forward and backward.
+    const int32_t *document_begins, *document_ends;
   };
   struct Gradients {
     T *d_o, *dq, *dk, *dv;
@@ -32,12 +35,15 @@ class AttentionChoice {
   void backward(const Tensors& tensors, const Gradients& gradients, std::byte* workspace) const;
 
  private:
+  const std::optional<DnnAttention>& plans(const Tensors& tensors) const;
+
   AttentionShape shape_;
+  bool documents_;
   cudaStream_t stream_ = nullptr;
   // Later members refer to earlier ones.
   std::optional<DnnLibrary> library_;
   std::optional<DnnHandle> handle_;
-  std::optional<DnnAttention> plans_;
+  std::optional<DnnAttention> plans_, document_plans_;
 };
 
 }  // namespace overspill::cuda

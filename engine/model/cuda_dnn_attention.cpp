@@ -83,7 +83,7 @@ std::optional<DnnAttention> DnnAttention::make(const DnnTarget& target, const At
   const DnnLibrary& library = target.library();
   const bool windowed = options.window != 0 && options.window < shape.sequence_len;
   std::optional<DnnPlan> forward =
-      DnnPlan::make(target, attention_graph(library, {shape, shape, windowed}),
+      DnnPlan::make(target, attention_graph(library, {shape, shape, windowed, options.documents}),
                     options.most_workspace_bytes, refusal);
   if (!forward) return std::nullopt;
   refusal = fmt::format("backward needs more than the {} bytes of workspace that it may use",
@@ -92,9 +92,11 @@ std::optional<DnnAttention> DnnAttention::make(const DnnTarget& target, const At
     const bool deterministic = options.deterministic;
     if (least_bytes(part, deterministic) > options.most_workspace_bytes) continue;
     const uint64_t own = row_sums_bytes(part) + sums_bytes(part, deterministic);
-    std::optional<DnnPlan> backward = DnnPlan::make(
-        target, attention_gradient_graph(library, {part, shape, windowed}, deterministic),
-        options.most_workspace_bytes - own, refusal);
+    std::optional<DnnPlan> backward =
+        DnnPlan::make(target,
+                      attention_gradient_graph(library, {part, shape, windowed, options.documents},
+                                               deterministic),
+                      options.most_workspace_bytes - own, refusal);
     if (!backward) continue;
     return DnnAttention(shape, options, std::move(*forward), std::move(*backward), part);
   }
@@ -134,8 +136,10 @@ void DnnAttention::forward(const DnnHandle& handle, const DnnAttentionInput& inp
                                         {kIdLse, lse},
                                         {kIdScale, &scale_},
                                         {kIdMasked, &kMasked}};
-  if (windowed()) {
-    arguments.push_back({kIdWindow, &window_});
+  if (windowed()) arguments.push_back({kIdWindow, &window_});
+  if (options_.documents) {
+    CHECK(is_aligned(input.document_ends, 16));
+    arguments.push_back({kIdDocumentEnds, input.document_ends});
   }
   forward_.execute(handle, arguments, workspace);
 }
@@ -169,6 +173,9 @@ void DnnAttention::backward(const DnnHandle& handle, const DnnAttentionInput& in
           {kIdMasked, &kMasked}};
       if (!options_.deterministic) arguments.push_back({kIdSums, sums});
       if (windowed()) arguments.push_back({kIdWindow, &window_});
+      if (options_.documents) {
+        arguments.push_back({kIdDocumentEnds, input.document_ends + batch * s});
+      }
       backward_.execute(handle, arguments, rest);
     }
   }

@@ -13,7 +13,8 @@
 namespace overspill::cuda {
 
 struct DnnAttentionOptions {
-  uint64_t window = 0;  ///< a token sees itself and the window - 1 before it; 0: all before it
+  uint64_t window = 0;     ///< a token sees itself and the window - 1 before it; 0: all before it
+  bool documents = false;  ///< and those of its own document alone
   /// Gradients that are the same bits in every run. Costs workspace: two bytes per query head and
   /// pair of tokens, of the heads that are computed at once.
   bool deterministic = true;
@@ -25,6 +26,9 @@ struct DnnAttentionOptions {
 /// sequence_len].
 struct DnnAttentionInput {
   const void *q, *k, *v;
+  /// int32 [batch, sequence_len], with `documents`: the position in its sequence behind the last
+  /// token of a token's document.
+  const int32_t* document_ends = nullptr;
 };
 struct DnnAttentionGradient {
   const void *o, *d_o;

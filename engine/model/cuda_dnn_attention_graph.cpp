@@ -31,6 +31,7 @@ struct Shapes {
   DnnTensorShape rows() const { return {{b, h, s, 1}, {h * s, s, 1, 1}}; }
   DnnTensorShape scores() const { return {{b, h, s, s}, {h * s * s, s * s, s, 1}}; }
   DnnTensorShape scores_transposed() const { return {{b, h, s, s}, {h * s * s, s * s, 1, s}}; }
+  DnnTensorShape columns() const { return {{b, 1, 1, s}, {s, s, s, 1}}; }
   DnnTensorShape heads() const { return {{b, h, s, d}, {h * s * d, s * d, d, 1}}; }
 
   int64_t b, s, h, k, d;
@@ -43,6 +44,7 @@ class Builder {
       : graph(library),
         shapes(part),
         windowed(part.windowed),
+        documents(part.documents),
         q(graph.memory(kIdQ, kBf16, shapes.queries())),
         kt(graph.memory(kIdK, kBf16, shapes.keys_transposed())),
         scale(graph.number(kIdScale, kFloat)),
@@ -82,9 +84,20 @@ class Builder {
         to(scores(kBool), {.mode = CUDNN_POINTWISE_CMP_GT, .x = end, .b = row, .precision = kBool});
     return to(scores(), {.mode = CUDNN_POINTWISE_BINARY_SELECT, .x = x, .b = masked, .mask = kept});
   }
+  /// Keeps row < where the column's document ends. Before sm_90 cuDNN has no kernels for a number
+  /// of each row, such as where its document begins.
+  DnnTensor document(DnnTensor x) {
+    const DnnTensor ends = graph.memory(kIdDocumentEnds, kInt, shapes.columns());
+    const DnnTensor row =
+        to(scores(kInt), {.mode = CUDNN_POINTWISE_GEN_INDEX, .x = x, .axis = kRow});
+    const DnnTensor kept = to(
+        scores(kBool), {.mode = CUDNN_POINTWISE_CMP_LT, .x = row, .b = ends, .precision = kBool});
+    return to(scores(), {.mode = CUDNN_POINTWISE_BINARY_SELECT, .x = x, .b = masked, .mask = kept});
+  }
   DnnTensor mask(DnnTensor x) {
-    const DnnTensor lower = causal(x);
-    return windowed ? window(lower) : lower;
+    DnnTensor kept = causal(x);
+    if (windowed) kept = window(kept);
+    return documents ? document(kept) : kept;
   }
   /// The gradient of keys or values, summed over the query heads that share one.
   void key_gradient(DnnTensor weights, DnnTensor x, DnnTensor gradient) {
@@ -98,7 +111,7 @@ class Builder {
 
   DnnGraph graph;
   Shapes shapes;
-  bool windowed;
+  bool windowed, documents;
   DnnTensor q, kt, scale, masked;
 };
 

@@ -24,7 +24,8 @@ enum DnnAttentionId : int64_t {
   kIdScale,
   kIdOne,
   kIdMasked,  ///< what a masked score becomes
-  kIdWindow
+  kIdWindow,
+  kIdDocumentEnds  ///< int32 [batch, sequence_len]
 };
 
 /// A part of a batch: some sequences and heads of tensors that may hold more.
@@ -32,6 +33,7 @@ struct DnnAttentionPart {
   AttentionShape part;
   AttentionShape whole;
   bool windowed;
+  bool documents;
 };
 
 DnnGraph attention_graph(const DnnLibrary& library, const DnnAttentionPart& part);

@@ -132,6 +132,27 @@ __global__ void __launch_bounds__(kRotateThreads)
   }
 }
 
+constexpr int kDocumentThreads = 128;
+
+/// A thread is a token. The first begin behind it that is another one is found by bisection.
+__global__ void __launch_bounds__(kDocumentThreads)
+    find_document_ends(const int32_t* begins, int32_t* ends, uint64_t tokens,
+                       uint64_t sequence_len) {
+  const uint64_t token = uint64_t{blockIdx.x} * kDocumentThreads + threadIdx.x;
+  if (token >= tokens) return;
+  const uint64_t sequence = token / sequence_len * sequence_len;
+  uint64_t low = token + 1, high = sequence + sequence_len;
+  while (low < high) {
+    const uint64_t middle = low + (high - low) / 2;
+    if (begins[middle] == begins[token]) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  ends[token] = static_cast<int32_t>(low - sequence);
+}
+
 }  // namespace
 
 template <class T>
@@ -192,6 +213,13 @@ void rotate(cudaStream_t stream, T* x, const float* table, uint64_t batch, uint6
     OVERSPILL_LAUNCH((rotate_tokens<1, T>), grid, kRotateThreads, 0, stream, x, table, sequence_len,
                      static_cast<int>(heads), half, sign);
   }
+}
+
+void document_ends(cudaStream_t stream, const int32_t* document_begins, int32_t* ends,
+                   uint64_t batch, uint64_t sequence_len) {
+  const uint64_t tokens = batch * sequence_len;
+  OVERSPILL_LAUNCH(find_document_ends, blocks_x(ceil_div(tokens, kDocumentThreads)),
+                   kDocumentThreads, 0, stream, document_begins, ends, tokens, sequence_len);
 }
 
 #define INSTANTIATE(T)                                                                         \

@@ -67,7 +67,7 @@ void float_to_bf16(cudaStream_t stream, const float* src, __nv_bfloat16* dst, ui
 void bf16_to_float(cudaStream_t stream, const __nv_bfloat16* src, float* dst, uint64_t size);
 
 /// loss[row] = -log softmax(logits[row])[target]; when `scale` is not 0, logits become
-/// scale * (softmax - onehot).
+/// scale * (softmax - onehot). Both are 0 where the target is kNotTrained.
 template <class T>
 void cross_entropy(cudaStream_t stream, T* logits, const int32_t* targets, float scale, float* loss,
                    uint64_t rows, uint64_t vocabulary);
@@ -89,16 +89,22 @@ uint64_t row_column_squares_workspace_bytes(uint64_t rows, uint64_t columns);
 void add_part_squares(cudaStream_t stream, const float* gradients, uint64_t begin, uint64_t end,
                       const FactoredMatrix& matrix, double* sums, void* workspace);
 
+/// ends[batch*sequence_len]: for each token the position in its sequence behind its document's
+/// last.
+void document_ends(cudaStream_t stream, const int32_t* document_begins, int32_t* ends,
+                   uint64_t batch, uint64_t sequence_len);
+
 /// The largest head_dim of the attention below.
 inline constexpr uint32_t kMaxHeadDim = 128;
 /// Causal attention without tensor cores, for where cuDNN has no plan. lse[batch*sequence_len,
-/// heads], natural logarithm.
+/// heads], natural logarithm. document_begins[batch*sequence_len] or null.
 template <class T>
-void attention(cudaStream_t stream, const AttentionShape& shape, const T* q, const T* k, const T* v,
-               T* o, float* lse);
+void attention(cudaStream_t stream, const AttentionShape& shape, const int32_t* document_begins,
+               const T* q, const T* k, const T* v, T* o, float* lse);
 template <class T>
-void attention_gradient(cudaStream_t stream, const AttentionShape& shape, const T* q, const T* k,
-                        const T* v, const T* o, const float* lse, const T* d_o, T* dq, T* dk, T* dv,
+void attention_gradient(cudaStream_t stream, const AttentionShape& shape,
+                        const int32_t* document_begins, const T* q, const T* k, const T* v,
+                        const T* o, const float* lse, const T* d_o, T* dq, T* dk, T* dv,
                         void* workspace);
 uint64_t attention_gradient_workspace_bytes(const AttentionShape& shape);
 

@@ -16,8 +16,9 @@ struct CudaLlama<T>::Backward {
   cudaStream_t stream;
   const LayerShape& shape;
   const void* weights;
-  T* dy;        ///< becomes dx
-  float* sums;  ///< null when all of the layer is frozen
+  const int32_t* document_begins;  ///< the GPU's, or null
+  T* dy;                           ///< becomes dx
+  float* sums;                     ///< null when all of the layer is frozen
   bool first;
   const CudaLlama& model;
 
@@ -39,7 +40,7 @@ CudaLlama<T>::CudaLlama(const ModelShape& model, const BatchShape& batch)
     : CudaState(model),
       batch_(batch),
       products_(std::make_unique<GemmPlans>(open_blas_library(), kGemmWorkspaceBytes)),
-      attention_(attention_shape()) {
+      attention_(attention_shape(), batch.documents) {
   scratch_ = cut_cuda_scratch(model_, kType, batch_, 0, nullptr);
   plan_products();
   scratch_ = cut_cuda_scratch(model_, kType, batch_, workspace_bytes(), nullptr);
@@ -153,14 +154,28 @@ void CudaLlama<T>::rotate(cudaStream_t stream, bool inverse, std::byte* q, std::
 }
 
 template <class T>
-typename AttentionChoice<T>::Tensors CudaLlama<T>::attention_tensors() const {
+const int32_t* CudaLlama<T>::copy_documents(const int32_t* document_begins) const {
+  if (document_begins == nullptr) return nullptr;
+  device_->enqueue_copy(
+      DeviceStream::compute, reinterpret_cast<std::byte*>(scratch_.document_begins),
+      reinterpret_cast<const std::byte*>(document_begins), batch_.tokens() * sizeof(int32_t));
+  document_ends(stream(), scratch_.document_begins, scratch_.document_ends, batch_.sequences,
+                batch_.sequence_len);
+  return scratch_.document_begins;
+}
+
+template <class T>
+typename AttentionChoice<T>::Tensors CudaLlama<T>::attention_tensors(
+    const int32_t* document_begins) const {
   const CudaScratch& s = scratch_;
-  return {as<T>(s.q), as<T>(s.k), as<T>(s.v), as<T>(s.attention), s.lse};
+  return {as<T>(s.q), as<T>(s.k),      as<T>(s.v),     as<T>(s.attention),
+          s.lse,      document_begins, s.document_ends};
 }
 
 template <class T>
 void CudaLlama<T>::attention_forward(cudaStream_t stream, const LayerShape& shape,
-                                     const void* weights, const T* x) const {
+                                     const void* weights, const int32_t* document_begins,
+                                     const T* x) const {
   const auto& t = shape.tensors;
   const CudaScratch& s = scratch_;
   rms_norm(stream, x, view(weights, t[kInputNorm]), static_cast<float>(model_.config.rms_norm_eps),
@@ -169,7 +184,7 @@ void CudaLlama<T>::attention_forward(cudaStream_t stream, const LayerShape& shap
   project(stream, t[kKey], weights, s.norm1, s.k);
   project(stream, t[kValue], weights, s.norm1, s.v);
   rotate(stream, false, s.q, s.k);
-  attention_.forward(attention_tensors(), s.workspace);
+  attention_.forward(attention_tensors(document_begins), s.workspace);
   project(stream, t[kAttentionOut], weights, s.attention, s.middle, x);
 }
 
@@ -188,10 +203,11 @@ void CudaLlama<T>::mlp_forward(cudaStream_t stream, const LayerShape& shape,
 }
 
 template <class T>
-void CudaLlama<T>::block(uint32_t layer, const void* weights, const void* x, void* y) const {
+void CudaLlama<T>::block(uint32_t layer, const void* weights, const int32_t* document_begins,
+                         const void* x, void* y) const {
   const LayerShape& shape = model_.layers[layer];
   const cudaStream_t on = stream();
-  attention_forward(on, shape, weights, static_cast<const T*>(x));
+  attention_forward(on, shape, weights, copy_documents(document_begins), static_cast<const T*>(x));
   mlp_forward(on, shape, weights);
   project(on, shape.tensors[kDown], weights, scratch_.act, y, scratch_.middle);
 }
@@ -226,7 +242,7 @@ void CudaLlama<T>::attention_backward(const Backward& b, const T* x) const {
   const CudaScratch& s = scratch_;
   b.weight_gradient(t[kAttentionOut], b.dy, s.attention);
   b.input_gradient(t[kAttentionOut], b.dy, s.d_attention, false);
-  attention_.backward(attention_tensors(),
+  attention_.backward(attention_tensors(b.document_begins),
                       {as<T>(s.d_attention), as<T>(s.dq), as<T>(s.dk), as<T>(s.dv)}, s.workspace);
   rotate(b.stream, true, s.dq, s.dk);
   b.weight_gradient(t[kQuery], s.dq, s.norm1);
@@ -239,15 +255,22 @@ void CudaLlama<T>::attention_backward(const Backward& b, const T* x) const {
 }
 
 template <class T>
-void CudaLlama<T>::block_backward(uint32_t layer, const void* weights, const void* input,
-                                  void* gradient, float* sums, bool first) const {
+void CudaLlama<T>::block_backward(uint32_t layer, const void* weights,
+                                  const int32_t* document_begins, const void* input, void* gradient,
+                                  float* sums, bool first) const {
   const T* const x = static_cast<const T*>(input);
-  const Backward b{stream(), model_.layers[layer], weights, static_cast<T*>(gradient), sums, first,
+  const Backward b{stream(),
+                   model_.layers[layer],
+                   weights,
+                   copy_documents(document_begins),
+                   static_cast<T*>(gradient),
+                   sums,
+                   first,
                    *this};
   for (const LayerShape::Range& gap : b.shape.untrained()) {
     if (first && sums != nullptr) fill_zero(b.stream, sums + gap.begin, gap.end - gap.begin);
   }
-  attention_forward(b.stream, b.shape, weights, x);
+  attention_forward(b.stream, b.shape, weights, b.document_begins, x);
   mlp_forward(b.stream, b.shape, weights);
   mlp_backward(b);
   attention_backward(b, x);

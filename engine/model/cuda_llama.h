@@ -27,9 +27,10 @@ class CudaLlama final : public CudaState {
   void embed(const void* weights, const int32_t* tokens, void* y) const override;
   void embed_backward(const int32_t* tokens, const void* dy, float* sums,
                       bool first) const override;
-  void block(uint32_t layer, const void* weights, const void* x, void* y) const override;
-  void block_backward(uint32_t layer, const void* weights, const void* x, void* dy, float* sums,
-                      bool first) const override;
+  void block(uint32_t layer, const void* weights, const int32_t* document_begins, const void* x,
+             void* y) const override;
+  void block_backward(uint32_t layer, const void* weights, const int32_t* document_begins,
+                      const void* x, void* dy, float* sums, bool first) const override;
   void loss(const Head& head, const void* x, const int32_t* targets, float scale, void* dx,
             double* total) const override;
 
@@ -48,9 +49,11 @@ class CudaLlama final : public CudaState {
   void project(cudaStream_t stream, const LayerTensor& tensor, const void* weights,
                const std::byte* x, void* y, const void* addend = nullptr) const;
   void rotate(cudaStream_t stream, bool inverse, std::byte* q, std::byte* k) const;
-  typename AttentionChoice<T>::Tensors attention_tensors() const;
+  /// The documents' begins on the GPU, and their ends beside them; null for null.
+  const int32_t* copy_documents(const int32_t* document_begins) const;
+  typename AttentionChoice<T>::Tensors attention_tensors(const int32_t* document_begins) const;
   void attention_forward(cudaStream_t stream, const LayerShape& shape, const void* weights,
-                         const T* x) const;
+                         const int32_t* document_begins, const T* x) const;
   void mlp_forward(cudaStream_t stream, const LayerShape& shape, const void* weights) const;
   void mlp_backward(const Backward& b) const;
   void attention_backward(const Backward& b, const T* x) const;

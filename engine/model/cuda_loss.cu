@@ -13,6 +13,15 @@ __global__ void __launch_bounds__(kThreads)
     cross_entropy_row(T* logits, const int32_t* targets, float scale, float* loss,
                       uint64_t vocabulary) {
   T* const row = logits + blockIdx.x * vocabulary;
+  if (targets[blockIdx.x] == kNotTrained) {  // of the whole block
+    if (threadIdx.x == 0) loss[blockIdx.x] = 0.0f;
+    if (scale == 0.0f) return;
+    const float zeros[kWidth] = {};
+    for (uint64_t i = threadIdx.x * kWidth; i < vocabulary; i += kThreads * kWidth) {
+      store<kWidth>(zeros, row + i);
+    }
+    return;
+  }
   const auto target = static_cast<uint64_t>(targets[blockIdx.x]);
   const float target_logit = threadIdx.x == 0 ? to_float(row[target]) : 0.0f;
   float maximum = -INFINITY, sum = 0;

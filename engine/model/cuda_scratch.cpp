@@ -64,6 +64,8 @@ CudaScratch cut_cuda_scratch(const ModelShape& model, DType type, const BatchSha
   cutter.cut(s.rotary, batch.sequence_len * c.head_dim * sizeof(float));
   cutter.cut(s.tokens, n * sizeof(int32_t));
   cutter.cut(s.targets, n * sizeof(int32_t));
+  cutter.cut(s.document_begins, n * sizeof(int32_t));
+  cutter.cut(s.document_ends, n * sizeof(int32_t));
   cutter.cut(s.total, sizeof(double));
   cutter.cut(s.sums, factored.matrix * sizeof(double));
   cutter.cut(s.averages, factored.layer * sizeof(float));

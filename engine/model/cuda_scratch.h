@@ -16,6 +16,7 @@ struct CudaScratch {
   float* rotary;  ///< rotary_table()
   int32_t* tokens;
   int32_t* targets;
+  int32_t *document_begins, *document_ends;
   double* total;         ///< a loss or a square sum on its way to the host
   double* sums;          ///< Adafactor's of one matrix, on their way to the host
   float* averages;       ///< its moments of one layer's matrices, from the host

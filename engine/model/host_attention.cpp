@@ -19,6 +19,7 @@ constexpr uint64_t kQueryBlock = 64, kKeyBlock = 256;
 /// Strided views of one head: row t of q starts at q + t * q_stride.
 struct Head {
   const AttentionShape& s;
+  const int32_t* document_begins;  ///< may be null
   uint64_t batch, head;
   uint64_t q_stride() const { return uint64_t{s.heads} * s.head_dim; }
   uint64_t kv_stride() const { return uint64_t{s.kv_heads} * s.head_dim; }
@@ -30,6 +31,14 @@ struct Head {
     return (batch * s.sequence_len + t) * kv_stride() + kv_head() * s.head_dim;
   }
   uint64_t lse_offset(uint64_t t) const { return (batch * s.sequence_len + t) * s.heads + head; }
+  uint64_t document_begin(uint64_t t) const {
+    if (document_begins == nullptr) return 0;
+    return static_cast<uint64_t>(document_begins[batch * s.sequence_len + t]);
+  }
+  /// Of the first block of keys that some query from `query0` on sees: documents follow each other.
+  uint64_t first_key_block(uint64_t query0) const {
+    return document_begin(query0) / kKeyBlock * kKeyBlock;
+  }
 };
 
 OVERSPILL_SIMD float row_max(const float* x, uint64_t size, float least) {
@@ -91,10 +100,22 @@ float* thread_buffer(const KernelScratch& scratch) {
   return reinterpret_cast<float*>(scratch.memory + parallel_slot() * kThreadScratchBytes);
 }
 
-/// Keys that query `t` of a block sees in [key0, key0 + keys).
-uint64_t visible(uint64_t t, uint64_t key0, uint64_t keys) {
-  return t < key0 ? 0 : std::min(keys, t + 1 - key0);
-}
+/// Keys of [key0, key0 + keys) that query `t` sees, counted from key0: its document's, up to
+/// itself.
+struct Seen {
+  Seen(const Head& h, uint64_t t, uint64_t key0, uint64_t keys) {
+    const uint64_t document = h.document_begin(t);
+    end = t < key0 ? 0 : std::min(keys, t + 1 - key0);
+    begin = document < key0 ? 0 : std::min(end, document - key0);
+  }
+  uint64_t size() const { return end - begin; }
+  /// Zeroes the others' entries.
+  void clear_unseen(float* row, uint64_t keys) const {
+    std::fill(row, row + begin, 0.0f);
+    std::fill(row + end, row + keys, 0.0f);
+  }
+  uint64_t begin, end;
+};
 
 void attention_block(const Head& h, uint64_t query0, const float* q, const float* k, const float* v,
                      float* o, float* lse, float* scores) {
@@ -104,22 +125,26 @@ void attention_block(const Head& h, uint64_t query0, const float* q, const float
   float maximum[kQueryBlock], sum[kQueryBlock];
   std::fill_n(maximum, queries, -INFINITY);
   std::fill_n(sum, queries, 0.0f);
-  for (uint64_t key0 = 0; key0 < query0 + queries; key0 += kKeyBlock) {
+  const uint64_t first = h.first_key_block(query0);
+  for (uint64_t key0 = first; key0 < query0 + queries; key0 += kKeyBlock) {
     const uint64_t keys = std::min(kKeyBlock, query0 + queries - key0);
     gemm(CblasNoTrans, CblasTrans, queries, keys, dim, scale, q + h.q_offset(query0), h.q_stride(),
          k + h.kv_offset(key0), h.kv_stride(), 0.0f, scores, kKeyBlock);
     for (uint64_t i = 0; i < queries; ++i) {
       float* row = scores + i * kKeyBlock;
-      const uint64_t seen = visible(query0 + i, key0, keys);
-      const float new_maximum = row_max(row, seen, maximum[i]);
-      const float correction = key0 == 0 ? 0.0f : exp_fast(maximum[i] - new_maximum);
-      sum[i] = sum[i] * correction + exp_row(row, seen, new_maximum);
-      std::fill(row + seen, row + keys, 0.0f);
-      if (key0 > 0) scale_row(o + h.q_offset(query0 + i), dim, correction);
+      const Seen seen(h, query0 + i, key0, keys);
+      seen.clear_unseen(row, keys);
+      if (seen.size() == 0) continue;  // before its document, or after itself
+      const float new_maximum = row_max(row + seen.begin, seen.size(), maximum[i]);
+      // Nothing is summed yet where there is no maximum.
+      const bool some = maximum[i] != -INFINITY;
+      const float correction = some ? exp_fast(maximum[i] - new_maximum) : 0.0f;
+      sum[i] = sum[i] * correction + exp_row(row + seen.begin, seen.size(), new_maximum);
+      if (key0 > first) scale_row(o + h.q_offset(query0 + i), dim, correction);
       maximum[i] = new_maximum;
     }
     gemm(CblasNoTrans, CblasNoTrans, queries, dim, keys, 1.0f, scores, kKeyBlock,
-         v + h.kv_offset(key0), h.kv_stride(), key0 == 0 ? 0.0f : 1.0f, o + h.q_offset(query0),
+         v + h.kv_offset(key0), h.kv_stride(), key0 == first ? 0.0f : 1.0f, o + h.q_offset(query0),
          h.q_stride());
   }
   for (uint64_t i = 0; i < queries; ++i) {
@@ -141,61 +166,63 @@ void gradient_block(const Head& h, uint64_t query0, const float* q, const float*
   float* p = scratch;
   float* dp = scratch + kQueryBlock * kKeyBlock;
   float delta[kQueryBlock];
-  const uint64_t first = h.q_offset(query0);
+  const uint64_t from = h.q_offset(query0), first = h.first_key_block(query0);
   for (uint64_t i = 0; i < queries; ++i) {
     const uint64_t row = h.q_offset(query0 + i);
     delta[i] = dot(o + row, d_o + row, dim);
   }
-  for (uint64_t key0 = 0; key0 < query0 + queries; key0 += kKeyBlock) {
+  for (uint64_t key0 = first; key0 < query0 + queries; key0 += kKeyBlock) {
     const uint64_t keys = std::min(kKeyBlock, query0 + queries - key0), at = h.kv_offset(key0);
-    gemm(CblasNoTrans, CblasTrans, queries, keys, dim, scale, q + first, h.q_stride(), k + at,
+    gemm(CblasNoTrans, CblasTrans, queries, keys, dim, scale, q + from, h.q_stride(), k + at,
          h.kv_stride(), 0.0f, p, kKeyBlock);
-    gemm(CblasNoTrans, CblasTrans, queries, keys, dim, 1.0f, d_o + first, h.q_stride(), v + at,
+    gemm(CblasNoTrans, CblasTrans, queries, keys, dim, 1.0f, d_o + from, h.q_stride(), v + at,
          h.kv_stride(), 0.0f, dp, kKeyBlock);
     for (uint64_t i = 0; i < queries; ++i) {
       float* row = p + i * kKeyBlock;
       float* drow = dp + i * kKeyBlock;
-      const uint64_t seen = visible(query0 + i, key0, keys);
-      exp_row(row, seen, lse[h.lse_offset(query0 + i)]);
-      score_gradient_row(row, drow, seen, delta[i], scale);
-      std::fill(row + seen, row + keys, 0.0f);
-      std::fill(drow + seen, drow + keys, 0.0f);
+      const Seen seen(h, query0 + i, key0, keys);
+      exp_row(row + seen.begin, seen.size(), lse[h.lse_offset(query0 + i)]);
+      score_gradient_row(row + seen.begin, drow + seen.begin, seen.size(), delta[i], scale);
+      seen.clear_unseen(row, keys);
+      seen.clear_unseen(drow, keys);
     }
-    gemm(CblasTrans, CblasNoTrans, keys, dim, queries, 1.0f, p, kKeyBlock, d_o + first,
-         h.q_stride(), 1.0f, g.dv + at, h.kv_stride());
-    gemm(CblasTrans, CblasNoTrans, keys, dim, queries, 1.0f, dp, kKeyBlock, q + first, h.q_stride(),
+    gemm(CblasTrans, CblasNoTrans, keys, dim, queries, 1.0f, p, kKeyBlock, d_o + from, h.q_stride(),
+         1.0f, g.dv + at, h.kv_stride());
+    gemm(CblasTrans, CblasNoTrans, keys, dim, queries, 1.0f, dp, kKeyBlock, q + from, h.q_stride(),
          1.0f, g.dk + at, h.kv_stride());
     gemm(CblasNoTrans, CblasNoTrans, queries, dim, keys, 1.0f, dp, kKeyBlock, k + at, h.kv_stride(),
-         key0 == 0 ? 0.0f : 1.0f, g.dq + first, h.q_stride());
+         key0 == first ? 0.0f : 1.0f, g.dq + from, h.q_stride());
   }
 }
 
 }  // namespace
 
-void attention(const KernelScratch& scratch, const AttentionShape& s, const float* q,
-               const float* k, const float* v, float* o, float* lse) {
+void attention(const KernelScratch& scratch, const AttentionShape& s,
+               const int32_t* document_begins, const float* q, const float* k, const float* v,
+               float* o, float* lse) {
   static_assert(2 * kQueryBlock * kKeyBlock * sizeof(float) <= kThreadScratchBytes);
   const uint64_t blocks = ceil_div(s.sequence_len, kQueryBlock);
   parallel_for(s.batch * s.heads * blocks, [&](uint64_t task) {
-    const Head head{s, task / blocks / s.heads, task / blocks % s.heads};
+    const Head head{s, document_begins, task / blocks / s.heads, task / blocks % s.heads};
     attention_block(head, task % blocks * kQueryBlock, q, k, v, o, lse, thread_buffer(scratch));
   });
 }
 
-void attention_gradient(const KernelScratch& scratch, const AttentionShape& s, const float* q,
-                        const float* k, const float* v, const float* o, const float* lse,
-                        const float* d_o, float* dq, float* dk, float* dv) {
+void attention_gradient(const KernelScratch& scratch, const AttentionShape& s,
+                        const int32_t* document_begins, const float* q, const float* k,
+                        const float* v, const float* o, const float* lse, const float* d_o,
+                        float* dq, float* dk, float* dv) {
   const uint64_t group = s.heads / s.kv_heads;
   // One task owns one key/value head of one sequence: its dk and dv have a single writer.
   parallel_for(s.batch * s.kv_heads, [&](uint64_t task) {
     const uint64_t batch = task / s.kv_heads, kv = task % s.kv_heads;
-    const Head owner{s, batch, kv * group};
+    const Head owner{s, document_begins, batch, kv * group};
     for (uint64_t t = 0; t < s.sequence_len; ++t) {
       std::fill_n(dk + owner.kv_offset(t), s.head_dim, 0.0f);
       std::fill_n(dv + owner.kv_offset(t), s.head_dim, 0.0f);
     }
     for (uint64_t i = 0; i < group; ++i) {
-      const Head head{s, batch, kv * group + i};
+      const Head head{s, document_begins, batch, kv * group + i};
       for (uint64_t query0 = 0; query0 < s.sequence_len; query0 += kQueryBlock) {
         gradient_block(head, query0, q, k, v, o, lse, d_o, {dq, dk, dv}, thread_buffer(scratch));
       }

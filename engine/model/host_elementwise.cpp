@@ -260,6 +260,11 @@ void cross_entropy(float* logits, const int32_t* targets, float scale, float* lo
                    uint64_t vocabulary) {
   parallel_for(rows, [&](uint64_t r) {
     float* row = logits + r * vocabulary;
+    if (targets[r] == kNotTrained) {
+      loss[r] = 0;
+      if (scale != 0.0f) std::fill_n(row, vocabulary, 0.0f);
+      return;
+    }
     float maximum;
     const float sum = exp_sum(row, vocabulary, &maximum);
     // The difference first: it is exact for near logits, however large both are.

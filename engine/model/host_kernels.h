@@ -11,11 +11,11 @@ void linear_input_gradient(const KernelScratch&, const LinearShape&, const float
                            float* dx, bool accumulate);
 void linear_weight_gradient(const LinearShape&, const float* dy, const float* x, float* dw,
                             bool accumulate);
-void attention(const KernelScratch&, const AttentionShape&, const float* q, const float* k,
-               const float* v, float* o, float* lse);
-void attention_gradient(const KernelScratch&, const AttentionShape&, const float* q, const float* k,
-                        const float* v, const float* o, const float* lse, const float* d_o,
-                        float* dq, float* dk, float* dv);
+void attention(const KernelScratch&, const AttentionShape&, const int32_t* document_begins,
+               const float* q, const float* k, const float* v, float* o, float* lse);
+void attention_gradient(const KernelScratch&, const AttentionShape&, const int32_t* document_begins,
+                        const float* q, const float* k, const float* v, const float* o,
+                        const float* lse, const float* d_o, float* dq, float* dk, float* dv);
 void embed(const int32_t* tokens, WeightView table, float* y, uint64_t rows, uint64_t d);
 void embed_gradient(const int32_t* tokens, const float* dy, float* dtable, uint64_t rows,
                     uint64_t d);

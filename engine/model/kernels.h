@@ -10,6 +10,9 @@
 
 namespace overspill {
 
+/// The target of a token that is not trained on: it has no loss and no gradient.
+inline constexpr int32_t kNotTrained = -1;
+
 /// A weight tensor as it lies on the device.
 struct WeightView {
   const void* values;
@@ -65,17 +68,19 @@ struct Kernels {
                  uint64_t heads, uint64_t head_dim, bool inverse);
   /// Causal attention, o = softmax(q k^T / sqrt(head_dim)) v per head, blockwise with a running
   /// softmax (Milakov and Gimelshein 2018; Dao 2022). lse[batch*sequence_len, heads].
-  void (*attention)(const KernelScratch&, const AttentionShape&, const float* q, const float* k,
-                    const float* v, float* o, float* lse);
-  void (*attention_gradient)(const KernelScratch&, const AttentionShape&, const float* q,
-                             const float* k, const float* v, const float* o, const float* lse,
-                             const float* d_o, float* dq, float* dk, float* dv);
+  /// document_begins[batch*sequence_len] as in Model::block: a token sees no key before its own.
+  void (*attention)(const KernelScratch&, const AttentionShape&, const int32_t* document_begins,
+                    const float* q, const float* k, const float* v, float* o, float* lse);
+  void (*attention_gradient)(const KernelScratch&, const AttentionShape&,
+                             const int32_t* document_begins, const float* q, const float* k,
+                             const float* v, const float* o, const float* lse, const float* d_o,
+                             float* dq, float* dk, float* dv);
   /// y = silu(gate) * up.
   void (*swiglu)(const float* gate, const float* up, float* y, uint64_t size);
   /// gate <- dgate, up <- dup, given dy.
   void (*swiglu_gradient)(float* gate, float* up, const float* dy, uint64_t size);
   /// loss[row] = -log softmax(logits[row])[target]; when `scale` is not 0, logits become
-  /// scale * (softmax - onehot).
+  /// scale * (softmax - onehot). Both are 0 where the target is kNotTrained.
   void (*cross_entropy)(float* logits, const int32_t* targets, float scale, float* loss,
                         uint64_t rows, uint64_t vocabulary);
   /// y += x.

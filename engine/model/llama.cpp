@@ -38,16 +38,18 @@ class Bump {
 struct Llama::Block {
   float *norm1, *rstd1, *q, *k, *v, *attention, *lse, *middle, *norm2, *rstd2, *gate, *up, *act;
   float *d_attention, *dq, *dk, *dv, *d_norm;  // backward only
+  const int32_t* document_begins;
   uint64_t bytes;
 };
 
-Llama::Block Llama::carve(bool backward) const {
+Llama::Block Llama::carve(bool backward, const int32_t* document_begins) const {
   const ModelConfig& c = model_.config;
   const uint64_t n = batch_.tokens(), d = c.hidden_size, f = c.intermediate_size;
   const uint64_t qd = uint64_t{c.num_attention_heads} * c.head_dim;
   const uint64_t kd = uint64_t{c.num_key_value_heads} * c.head_dim;
   Bump bump(buffers_);
   Block b{};
+  b.document_begins = document_begins;
   b.norm1 = bump.floats(n * d);
   b.rstd1 = bump.floats(n);
   b.q = bump.floats(n * qd);
@@ -81,7 +83,7 @@ Llama::Llama(const ModelShape& model, DType weight_type, const BatchShape& batch
   head.floats(loss_rows() * c.vocab_size);
   head.floats(2 * loss_rows() * c.hidden_size);
   head.floats(2 * loss_rows());
-  buffer_bytes_ = std::max(carve(true).bytes, head.used() + 256);
+  buffer_bytes_ = std::max(carve(true, nullptr).bytes, head.used() + 256);
 }
 
 uint64_t Llama::scratch_bytes() const { return scratch_bytes(parallel_threads()); }
@@ -169,7 +171,7 @@ void Llama::attention_forward(const LayerShape& shape, const void* weights, cons
                   c.head_dim, false);
   const AttentionShape s{batch_.sequences, batch_.sequence_len, c.num_attention_heads,
                          c.num_key_value_heads, c.head_dim};
-  kernels_.attention(thread_scratch_, s, b.q, b.k, b.v, b.attention, b.lse);
+  kernels_.attention(thread_scratch_, s, b.document_begins, b.q, b.k, b.v, b.attention, b.lse);
   std::copy_n(x, n * d, b.middle);
   kernels_.linear(thread_scratch_, linear_shape(t[kAttentionOut]), b.attention,
                   view(weights, t[kAttentionOut]), b.middle, true);
@@ -187,9 +189,10 @@ void Llama::mlp_forward(const LayerShape& shape, const void* weights, Block& b) 
   kernels_.swiglu(b.gate, b.up, b.act, batch_.tokens() * model_.config.intermediate_size);
 }
 
-void Llama::block(uint32_t layer, const void* weights, const void* x, void* y) const {
+void Llama::block(uint32_t layer, const void* weights, const int32_t* document_begins,
+                  const void* x, void* y) const {
   const LayerShape& shape = model_.layers[layer];
-  Block b = carve(false);
+  Block b = carve(false, document_begins);
   attention_forward(shape, weights, static_cast<const float*>(x), b);
   mlp_forward(shape, weights, b);
   float* const out = static_cast<float*>(y);
@@ -227,8 +230,8 @@ void Llama::attention_backward(const LayerShape& shape, const void* weights, con
   input_gradient(kAttentionOut, dy, b.d_attention, false);
   const AttentionShape s{batch_.sequences, batch_.sequence_len, c.num_attention_heads,
                          c.num_key_value_heads, c.head_dim};
-  kernels_.attention_gradient(thread_scratch_, s, b.q, b.k, b.v, b.attention, b.lse, b.d_attention,
-                              b.dq, b.dk, b.dv);
+  kernels_.attention_gradient(thread_scratch_, s, b.document_begins, b.q, b.k, b.v, b.attention,
+                              b.lse, b.d_attention, b.dq, b.dk, b.dv);
   kernels_.rotate(b.dq, table_, batch_.sequences, batch_.sequence_len, c.num_attention_heads,
                   c.head_dim, true);
   kernels_.rotate(b.dk, table_, batch_.sequences, batch_.sequence_len, c.num_key_value_heads,
@@ -242,13 +245,13 @@ void Llama::attention_backward(const LayerShape& shape, const void* weights, con
   norm_gradient(t[kInputNorm], weights, x, b.rstd1, b.d_norm, dy, sums, first);
 }
 
-void Llama::block_backward(uint32_t layer, const void* weights, const void* input, void* gradient,
-                           float* sums, bool first) const {
+void Llama::block_backward(uint32_t layer, const void* weights, const int32_t* document_begins,
+                           const void* input, void* gradient, float* sums, bool first) const {
   const LayerShape& shape = model_.layers[layer];
   const float* const x = static_cast<const float*>(input);
   float* const dy = static_cast<float*>(gradient);
   if (first && sums != nullptr) zero_untrained(shape, sums);
-  Block b = carve(true);
+  Block b = carve(true, document_begins);
   attention_forward(shape, weights, x, b);
   mlp_forward(shape, weights, b);
   mlp_backward(shape, weights, dy, sums, first, b);

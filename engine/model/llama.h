@@ -29,9 +29,10 @@ class Llama final : public Model {
   void embed(const void* weights, const int32_t* tokens, void* y) const override;
   void embed_backward(const int32_t* tokens, const void* dy, float* sums,
                       bool first) const override;
-  void block(uint32_t layer, const void* weights, const void* x, void* y) const override;
-  void block_backward(uint32_t layer, const void* weights, const void* x, void* dy, float* sums,
-                      bool first) const override;
+  void block(uint32_t layer, const void* weights, const int32_t* document_begins, const void* x,
+             void* y) const override;
+  void block_backward(uint32_t layer, const void* weights, const int32_t* document_begins,
+                      const void* x, void* dy, float* sums, bool first) const override;
   /// Works on a few tokens at a time: never tokens x vocabulary.
   double loss(const Head& head, const float* x, const int32_t* targets, float scale,
               float* dx) const;
@@ -53,7 +54,7 @@ class Llama final : public Model {
   void logits(const Head& head, const float* x, float* out) const;
 
  private:
-  struct Block;  ///< recomputed activations of a block, in scratch
+  struct Block;  ///< recomputed activations of a block, in scratch, and its documents
   WeightView view(const void* weights, const LayerTensor& tensor) const;
   void attention_forward(const LayerShape& shape, const void* weights, const float* x,
                          Block& b) const;
@@ -62,7 +63,7 @@ class Llama final : public Model {
                     bool first, Block& b) const;
   void attention_backward(const LayerShape& shape, const void* weights, const float* x, float* dy,
                           float* sums, bool first, Block& b) const;
-  Block carve(bool backward) const;
+  Block carve(bool backward, const int32_t* document_begins) const;
   /// Zeroes what no kernel sums into.
   void zero_untrained(const LayerShape& shape, float* sums) const;
   /// dW (+)= dout^T in, unless the tensor is frozen.

@@ -17,6 +17,7 @@ namespace overspill {
 struct BatchShape {
   uint64_t sequences = 1;
   uint64_t sequence_len = 0;
+  bool documents = false;  ///< sequences may hold several: document_begins may be given below
   uint64_t tokens() const { return sequences * sequence_len; }
 };
 
@@ -34,19 +35,21 @@ class Model {
   virtual void attach(Device& device, std::byte* scratch) = 0;
 
   // x, y, dx and dy are activations, [tokens, hidden].
-  // Weights and sums are a layer's flattened parameters. Tokens, targets and results are the host's
-  // memory, pinned where the device is a GPU.
+  // Weights and sums are a layer's flattened parameters. Tokens, targets, the documents' begins and
+  // results are the host's memory, pinned where the device is a GPU.
 
   virtual void embed(const void* weights, const int32_t* tokens, void* y) const = 0;
   /// Sums into the embedding's gradient; `first` zeroes it before.
   virtual void embed_backward(const int32_t* tokens, const void* dy, float* sums,
                               bool first) const = 0;
-  /// One block: x -> y.
-  virtual void block(uint32_t layer, const void* weights, const void* x, void* y) const = 0;
+  /// One block: x -> y. `document_begins`: null, or per token the position in its sequence where
+  /// its document begins; then it attends to its own document alone.
+  virtual void block(uint32_t layer, const void* weights, const int32_t* document_begins,
+                     const void* x, void* y) const = 0;
   /// dy becomes dx; gradients of trainable tensors add up in `sums` (float32; the rest is zeroed
   /// when `first`). `sums` is null where the whole layer is frozen.
-  virtual void block_backward(uint32_t layer, const void* weights, const void* x, void* dy,
-                              float* sums, bool first) const = 0;
+  virtual void block_backward(uint32_t layer, const void* weights, const int32_t* document_begins,
+                              const void* x, void* dy, float* sums, bool first) const = 0;
 
   struct Head {
     const void* weights;    ///< final norm [, output projection]
@@ -55,8 +58,9 @@ class Model {
     float* embedding_sums;  ///< when tied and the embedding trains
     bool first;             ///< sums (and embedding_sums) start from zero
   };
-  /// *total = negative log-likelihood summed over the micro-batch's tokens. Unless dx is null, it
-  /// receives scale * gradient, and sums add up the weights'.
+  /// *total = negative log-likelihood summed over the micro-batch's tokens but for those whose
+  /// target is kNotTrained. Unless dx is null, it receives scale * gradient, and sums add up the
+  /// weights'; scale is not 0 then.
   virtual void loss(const Head& head, const void* x, const int32_t* targets, float scale, void* dx,
                     double* total) const = 0;
 

@@ -16,10 +16,11 @@ void ExternalModel::embed(const void*, const int32_t*, void*) const { CHECK(kCom
 void ExternalModel::embed_backward(const int32_t*, const void*, float*, bool) const {
   CHECK(kComputesLayers);
 }
-void ExternalModel::block(uint32_t, const void*, const void*, void*) const {
+void ExternalModel::block(uint32_t, const void*, const int32_t*, const void*, void*) const {
   CHECK(kComputesLayers);
 }
-void ExternalModel::block_backward(uint32_t, const void*, const void*, void*, float*, bool) const {
+void ExternalModel::block_backward(uint32_t, const void*, const int32_t*, const void*, void*,
+                                   float*, bool) const {
   CHECK(kComputesLayers);
 }
 void ExternalModel::loss(const Head&, const void*, const int32_t*, float, void*, double*) const {

@@ -18,8 +18,9 @@ class ExternalModel final : public Model {
 
   void embed(const void*, const int32_t*, void*) const override;
   void embed_backward(const int32_t*, const void*, float*, bool) const override;
-  void block(uint32_t, const void*, const void*, void*) const override;
-  void block_backward(uint32_t, const void*, const void*, void*, float*, bool) const override;
+  void block(uint32_t, const void*, const int32_t*, const void*, void*) const override;
+  void block_backward(uint32_t, const void*, const int32_t*, const void*, void*, float*,
+                      bool) const override;
   void loss(const Head&, const void*, const int32_t*, float, void*, double*) const override;
 
   void square_sum(uint32_t layer, const float* sums, uint64_t begin, uint64_t end,

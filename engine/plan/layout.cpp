@@ -237,7 +237,8 @@ std::string describe_sharing(const PlanOptions& o) {
 BatchArea::BatchArea(const PlanOptions& o, size_t layers) {
   const uint64_t ids = round_up(o.micro_batches * o.micro_batch_tokens * sizeof(int32_t), 64);
   targets = tokens + ids;
-  losses = targets + ids;
+  document_begins = targets + ids;
+  losses = document_begins + ids;
   squares = losses + o.micro_batches * sizeof(double);
   bytes = round_up(squares + layers * sizeof(double), 4096);
 }

@@ -35,8 +35,9 @@ struct PlanOptions {
   uint32_t activation_bytes = 4;       ///< of an element of activations
   /// The device works through streams: batches and results pass through pinned host memory.
   bool streams = false;
-  bool unified = true;         ///< device and host share memory: no h2d, no d2h
-  uint64_t device_memory = 0;  ///< budgets in bytes
+  bool updates_on_host = false;  ///< of a discrete device too: it keeps no optimizer state
+  bool unified = true;           ///< device and host share memory: no h2d, no d2h
+  uint64_t device_memory = 0;    ///< budgets in bytes
   uint64_t host_memory = 0;
   uint64_t nvme_capacity = UINT64_MAX;
   bool nvme_available = false;
@@ -102,7 +103,7 @@ bool updates_twice(const ModelShape& model, const PlanOptions& options, uint32_t
 /// Where a step's tokens and results pass between host and device: byte offsets in Layout::batch.
 struct BatchArea {
   explicit BatchArea(const PlanOptions& options, size_t layers);
-  uint64_t tokens = 0, targets;  ///< int32 of all micro-batches
+  uint64_t tokens = 0, targets, document_begins;  ///< int32 of all micro-batches
   uint64_t losses;               ///< a double per micro-batch
   uint64_t squares;              ///< a double per layer
   uint64_t bytes;                ///< a multiple of 4096

@@ -19,7 +19,8 @@ uint64_t file_bytes(const PlanOptions& o, const SlotPlan& plan) {
 }
 
 bool fits(const PlacementProblem& p, const SlotPlan& plan) {
-  return plan.device_bytes <= p.options.device_memory && plan.host_bytes <= p.options.host_memory &&
+  return plan.allowed && plan.device_bytes <= p.options.device_memory &&
+         plan.host_bytes <= p.options.host_memory &&
          (p.options.nvme_available || plan.nvme_bytes == 0) &&
          file_bytes(p.options, plan) <= p.options.nvme_capacity;
 }
@@ -137,7 +138,8 @@ uint64_t PlacementProblem::gradient_sum_bytes(uint32_t layer) const {
   return whole_weight_bytes(layer) / options.weight_bytes() * sizeof(float);
 }
 uint64_t PlacementProblem::activation_page_bytes() const {
-  return round_up(options.micro_batch_tokens * model.config.hidden_size * options.activation_bytes, 4096);
+  return round_up(options.micro_batch_tokens * model.config.hidden_size * options.activation_bytes,
+                  4096);
 }
 uint64_t PlacementProblem::activation_bytes() const {
   return activation_page_bytes() * options.micro_batches;
@@ -184,6 +186,7 @@ SlotPlan plan_slots(const PlacementProblem& p, const Homes& homes, bool generous
       plan.gradient_sum_bytes = std::max(plan.gradient_sum_bytes, p.gradient_sum_bytes(l));
     }
     const bool updates_on_device = !unified && opt == Tier::device;
+    plan.allowed &= !(o.updates_on_host && updates_on_device && p.optimizer_bytes[l] > 0);
     if (ringed(w)) {
       ++ring_layers;
       plan.ring_bytes = std::max(plan.ring_bytes, p.whole_weight_bytes(l));

@@ -29,6 +29,7 @@ struct SlotPlan {
   uint64_t ring_bytes = 0, gradient_sum_bytes = 0, tied_gradient_bytes = 0, activation_bytes = 0;
   uint64_t stage_bytes = 0, record_bytes = 0, factored_bytes = 0, batch_bytes = 0;
   uint64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0;  ///< homes included
+  bool allowed = true;  ///< no state is where the options forbid it
 };
 
 /// The sizes placement works with, derived once.

@@ -49,9 +49,11 @@ T* OpRunner::batch_area(uint64_t offset) const {
   return reinterpret_cast<T*>(store_.address(layout_.batch, offset));
 }
 
-/// A micro-batch's tokens or targets where the model can take them; `given`: they are there.
+/// A micro-batch's tokens, targets or documents' begins where the model can take them; `given`:
+/// they are there. Null where there are none.
 const int32_t* OpRunner::batch_ids(std::span<const int32_t> ids, uint64_t offset,
                                    uint32_t micro_batch, bool given) const {
+  if (ids.empty()) return nullptr;
   const uint64_t tokens = layout_.options.micro_batch_tokens, first = micro_batch * tokens;
   if (!layout_.options.streams) return ids.data() + first;
   auto* const pinned = batch_area<int32_t>(offset) + first;
@@ -177,7 +179,10 @@ void OpRunner::finish_transfer(const Program& program, const Op& op) {
 void OpRunner::run_forward(std::span<const Access> accesses, const Op& op, StepContext& context) {
   const auto* weights = at<std::byte>(accesses[0]);
   if (op.layer > 0) {
-    return model_.block(op.layer, weights, at<void>(accesses[1]), at<void>(accesses[2]));
+    // Layers follow each other: the first one's op gives the documents.
+    const int32_t* const documents =
+        batch_ids(context.document_begins, area_.document_begins, op.index, op.layer > 1);
+    return model_.block(op.layer, weights, documents, at<void>(accesses[1]), at<void>(accesses[2]));
   }
   model_.embed(weights, batch_ids(context.tokens, area_.tokens, op.index, false),
                at<void>(accesses[1]));
@@ -219,7 +224,9 @@ void OpRunner::run_backward(std::span<const Access> accesses, const Op& op, Step
     const int32_t* tokens = batch_ids(context.tokens, area_.tokens, op.index, true);
     return model_.embed_backward(tokens, at<void>(accesses[0]), sums, first);
   }
-  model_.block_backward(op.layer, at<std::byte>(accesses[0]), at<void>(accesses[1]),
+  const int32_t* const documents =
+      batch_ids(context.document_begins, area_.document_begins, op.index, true);
+  model_.block_backward(op.layer, at<std::byte>(accesses[0]), documents, at<void>(accesses[1]),
                         at<void>(accesses[2]), sums, first);
 }
 

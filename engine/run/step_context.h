@@ -14,7 +14,9 @@ struct StepContext {
   // Inputs.
   std::span<const int32_t> tokens;  ///< micro_batches * tokens of a micro-batch
   std::span<const int32_t> targets;
-  float loss_scale = 0;  ///< 1 / tokens of the whole step
+  /// Of each token as Model::block takes them; empty: every sequence is one document.
+  std::span<const int32_t> document_begins;
+  float loss_scale = 0;  ///< 1 / trained tokens of the whole step; never 0 in a backward
   UpdateStep update{};   ///< of the update that this Program applies
 
   // Results.

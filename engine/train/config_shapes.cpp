@@ -73,7 +73,7 @@ const std::vector<ConfigKey>& dataset_item_keys() {
        [](const ConfigValue& value, TrainConfig& config) {
          config.datasets.back().path = value_path(value);
        }},
-      {"datasets[].type", "auto, nanogpt, llmc, megatron or text", "auto", "nanogpt",
+      {"datasets[].type", "auto, prepared, nanogpt, llmc, megatron or text", "auto", "nanogpt",
        "Format of the file; auto: detected by its content.", apply_dataset_type},
       {"datasets[].split", "train or validation", "train", "validation",
        "What the file is for; validation: only evaluation.", apply_dataset_split},

@@ -83,6 +83,33 @@ ModelShape trained_model(const TrainConfig& config) {
   return model;
 }
 
+namespace {
+
+/// Updates run where the state lives, so choosing the side chooses the tier.
+Placement optimizer_placement(const OffloadConfig& offload) {
+  const Placement given = offload.optimizer;
+  const OptimizerDevice side = offload.optimizer_device;
+  const bool on_device = given == Placement::device;
+  if (side == OptimizerDevice::automatic || given == Placement::automatic) {
+    return side == OptimizerDevice::gpu ? Placement::device : given;
+  }
+  if (on_device != (side == OptimizerDevice::gpu)) {
+    fail(ErrorCode::invalid_config,
+         "offload.optimizer_device: {} updates {}, but offload.optimizer: {} keeps it {}; remove "
+         "one of them",
+         on_device ? "cpu" : "gpu",
+         on_device ? "on the host, where the state then must be"
+                   : "on the GPU, whose memory it needs",
+         on_device                  ? "device"
+         : given == Placement::host ? "host"
+                                    : "nvme",
+         on_device ? "on the GPU" : "off it");
+  }
+  return given;
+}
+
+}  // namespace
+
 ComputeNeeds host_needs(const TrainConfig& config, const ModelShape& model, const BatchShape& batch,
                         uint32_t threads, const RankIdentity& rank) {
   const uint64_t third = machine_memory() / 3 / rank.local_ranks;
@@ -114,7 +141,8 @@ PlanOptions planner_options(const TrainConfig& config, const ComputeNeeds& needs
   o.nvme_stripe_bytes = offload.io.block_size;
   o.nvme_shares = offload.nvme_shares.value_or(std::vector<uint32_t>{});
   o.weights = offload.weights;
-  o.optimizer = offload.optimizer;
+  o.optimizer = optimizer_placement(offload);
+  o.updates_on_host = offload.optimizer_device == OptimizerDevice::cpu;
   o.gradients = offload.gradients;
   o.activations = offload.activations;
   o.prefetch_depth = offload.prefetch_depth;
@@ -195,6 +223,12 @@ std::unique_ptr<Model> make_layers(const RunSetup& setup) {
   return std::make_unique<Llama>(setup.model, setup.weight_type(), setup.batch, host_kernels());
 }
 
+bool has_documents(const TrainConfig& config) {
+  return std::ranges::any_of(config.datasets, [](const DatasetConfig& dataset) {
+    return is_prepared_file(dataset.path, dataset.type);
+  });
+}
+
 ComputeNeeds needs_of(const RunSetup& setup, const RankIdentity& rank) {
   if (!setup.gpu) {
     return host_needs(setup.config, setup.model, setup.batch, parallel_threads(), rank);
@@ -212,7 +246,7 @@ RunSetup::RunSetup(const TrainConfig& c, const Ranks& ranks)
     : config(with_chosen_device(with_own_devices(with_chosen_drives(c), ranks))),
       cpus(process_cpus()),
       model(trained_model(c)),
-      batch{c.micro_batch_size, c.sequence_len},
+      batch{c.micro_batch_size, c.sequence_len, has_documents(c)},
       gpu(chosen_gpu(config, ranks.identity())),
       layers(make_layers(*this)),
       layout(plan_alike(

@@ -12,12 +12,15 @@
 #include "engine/base/error.h"
 #include "engine/base/log.h"
 #include "engine/base/random.h"
+#include "engine/model/kernels.h"
+#include "engine/train/token_marks.h"
 
 namespace overspill {
 namespace {
 
-constexpr std::array<std::pair<TokenFormat, const char*>, 5> kFormatNames = {{
+constexpr std::array<std::pair<TokenFormat, const char*>, 6> kFormatNames = {{
     {TokenFormat::automatic, "auto"},
+    {TokenFormat::prepared, "prepared"},
     {TokenFormat::nanogpt, "nanogpt"},
     {TokenFormat::llmc, "llmc"},
     {TokenFormat::megatron, "megatron"},
@@ -67,9 +70,7 @@ SequenceData::SequenceData(std::vector<std::unique_ptr<TokenFile>> files, const 
   CHECK(!files_.empty());
   uint64_t longest = 0;
   for (const auto& file : files_) {
-    // A sequence needs one token more than its inputs: the last target.
-    const uint64_t inputs = std::max<uint64_t>(file->token_count(), 1) - 1;
-    const uint64_t sequences = inputs / options_.sequence_len;
+    const uint64_t sequences = count_sequences(*file);
     if (sequences == 0) {
       log_warning("{}: {} tokens make no sequence of {} and a last target; not used",
                   file->path().string(), file->token_count(), options_.sequence_len);
@@ -87,15 +88,35 @@ SequenceData::SequenceData(std::vector<std::unique_ptr<TokenFile>> files, const 
   }
 }
 
+uint64_t SequenceData::count_sequences(const TokenFile& file) const {
+  const uint64_t prepared = file.marks() == nullptr ? 0 : file.marks()->sequence_len();
+  if (prepared == 0) {
+    // A sequence needs one token more than its inputs: the last target.
+    return (std::max<uint64_t>(file.token_count(), 1) - 1) / options_.sequence_len;
+  }
+  if (prepared != options_.sequence_len) {
+    fail(ErrorCode::invalid_file,
+         "{}: prepared for sequences of {} tokens, sequence_len is {}; set sequence_len to {} or "
+         "prepare the file again",
+         file.path().string(), prepared, options_.sequence_len, prepared);
+  }
+  return file.token_count() / prepared;
+}
+
+bool SequenceData::marked() const {
+  return std::ranges::any_of(files_, [](const auto& file) { return file->marks() != nullptr; });
+}
+
 uint64_t SequenceData::sequence_at(uint64_t cursor) const {
   const uint64_t epoch = cursor / total_, index = cursor % total_;
   return options_.shuffle ? permute(index, total_, random_bits(options_.seed, epoch)) : index;
 }
 
-void SequenceData::get(uint64_t cursor, std::span<int32_t> inputs,
-                       std::span<int32_t> targets) const {
+void SequenceData::get(uint64_t cursor, std::span<int32_t> inputs, std::span<int32_t> targets,
+                       std::span<int32_t> document_begins) const {
   const uint64_t length = options_.sequence_len;
   CHECK(inputs.size() == length && targets.size() == length);
+  CHECK(document_begins.empty() || document_begins.size() == length);
   const uint64_t sequence = sequence_at(cursor);
   // The last file that begins at or before it: files without a sequence share their successor's.
   const auto next = std::upper_bound(first_.begin(), first_.end(), sequence);
@@ -104,7 +125,19 @@ void SequenceData::get(uint64_t cursor, std::span<int32_t> inputs,
   const TokenFile& file = *files_[position];
   file.copy(begin, inputs);
   std::copy(inputs.begin() + 1, inputs.end(), targets.begin());
-  file.copy(begin + length, targets.last(1));
+  const TokenMarks* const marks = file.marks();
+  const bool ends = marks != nullptr && marks->sequence_len() != 0;
+  if (ends) {
+    targets.back() = kNotTrained;
+  } else {
+    file.copy(begin + length, targets.last(1));
+  }
+  if (marks == nullptr) {
+    std::ranges::fill(document_begins, 0);
+    return;
+  }
+  marks->mask(begin + 1, ends ? targets.first(length - 1) : targets);
+  marks->document_begins(begin, document_begins);
 }
 
 }  // namespace overspill

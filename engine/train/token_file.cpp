@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "engine/base/error.h"
+#include "nvme/integrity.h"
 
 namespace overspill {
 namespace {
@@ -54,6 +55,10 @@ class LaidOutTokenFile final : public TokenFile {
  public:
   LaidOutTokenFile(fs::path path, TokenLayout layout, uint32_t vocab_size)
       : path_(std::move(path)), layout_(std::move(layout)), vocab_size_(vocab_size) {
+    if (layout_.sections) {
+      marks_.emplace(layout_.file, *layout_.sections);
+      vocab_size_ = std::min(vocab_size_, layout_.sections->vocab_size);
+    }
     ::posix_fadvise(layout_.file.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
     visit_stored(layout_.type, [this](auto zero) { scan<decltype(zero)>(); });
     ::posix_fadvise(layout_.file.get(), 0, 0, POSIX_FADV_NORMAL);
@@ -62,6 +67,7 @@ class LaidOutTokenFile final : public TokenFile {
   uint64_t token_count() const override { return layout_.token_count; }
   TokenFormat format() const override { return layout_.format; }
   const fs::path& path() const override { return path_; }
+  const TokenMarks* marks() const override { return marks_ ? &*marks_ : nullptr; }
 
   void copy(uint64_t begin, std::span<int32_t> out) const override {
     CHECK(begin <= layout_.token_count && out.size() <= layout_.token_count - begin);
@@ -69,11 +75,27 @@ class LaidOutTokenFile final : public TokenFile {
   }
 
  private:
+  /// A damaged file is said to be one, whatever its tokens are.
   template <class Stored>
   void scan() const {
     std::vector<Stored> block(kScanBlockBytes / sizeof(Stored));
+    uint32_t crc = 0;
+    uint64_t out_of_range = layout_.token_count;  // the first
     for (uint64_t done = 0; done < layout_.token_count;) {
-      done += read_run<Stored>(done, block).size();
+      const auto values = read_stored<Stored>(done, block);
+      if (layout_.sections) crc = crc32(std::as_bytes(values), crc);
+      const size_t found = find_out_of_range<Stored>(values, stored_limit());
+      if (found < values.size()) out_of_range = std::min(out_of_range, done + found);
+      done += values.size();
+    }
+    if (layout_.sections && crc != layout_.sections->tokens_crc) {
+      fail(ErrorCode::invalid_file,
+           "{}: tokens: checksum 0x{:08x}, expected 0x{:08x}; copy the file again, or create it "
+           "again with overspill prepare",
+           path_.string(), crc, layout_.sections->tokens_crc);
+    }
+    if (out_of_range < layout_.token_count) {
+      read_run<Stored>(out_of_range, std::span(block).first(1));
     }
   }
 
@@ -91,11 +113,18 @@ class LaidOutTokenFile final : public TokenFile {
     }
   }
 
-  /// Fills a prefix of `block` with the tokens from `begin` to at most the end of their piece.
-  /// Checks them at every read: the file may have changed since it was opened, and a token out of
-  /// range would index outside the embedding.
+  /// As read_stored(). Checks them at every read: the file may have changed since it was opened,
+  /// and a token out of range would index outside the embedding.
   template <class Stored>
   std::span<const Stored> read_run(uint64_t begin, std::span<Stored> block) const {
+    const auto values = read_stored<Stored>(begin, block);
+    check_range<Stored>(values, begin);
+    return values;
+  }
+
+  /// Fills a prefix of `block` with the tokens from `begin` to at most the end of their piece.
+  template <class Stored>
+  std::span<const Stored> read_stored(uint64_t begin, std::span<Stored> block) const {
     const auto& pieces = layout_.pieces;
     const auto next = std::upper_bound(
         pieces.begin(), pieces.end(), begin,
@@ -105,15 +134,18 @@ class LaidOutTokenFile final : public TokenFile {
     const auto values = block.first(std::min<uint64_t>(block.size(), end - begin));
     const uint64_t offset = piece.file_offset + (begin - piece.first_token) * sizeof(Stored);
     read_exact(layout_.file, offset, std::as_writable_bytes(values));
-    check_range<Stored>(values, begin);
     return values;
+  }
+
+  /// Of values as they are stored.
+  uint64_t stored_limit() const {
+    const auto shift = static_cast<uint32_t>(layout_.token_offset);
+    return vocab_size_ > shift ? vocab_size_ - shift : 0;
   }
 
   template <class Stored>
   void check_range(std::span<const Stored> values, uint64_t begin) const {
-    const auto shift = static_cast<uint32_t>(layout_.token_offset);
-    const size_t found =
-        find_out_of_range<Stored>(values, vocab_size_ > shift ? vocab_size_ - shift : 0);
+    const size_t found = find_out_of_range<Stored>(values, stored_limit());
     if (found == values.size()) return;
     fail(ErrorCode::invalid_file,
          "{}: token {} is {}, expected 0 to {} for a vocabulary of {}; the file was read as {}: "
@@ -125,6 +157,7 @@ class LaidOutTokenFile final : public TokenFile {
   fs::path path_;
   TokenLayout layout_;
   uint32_t vocab_size_;
+  std::optional<TokenMarks> marks_;
 };
 
 }  // namespace

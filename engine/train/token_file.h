@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <vector>
 
 #include "engine/base/fd.h"
 #include "engine/train/token_data.h"
+#include "engine/train/token_marks.h"
 
 namespace overspill {
 
@@ -38,12 +40,17 @@ struct TokenLayout {
   StoredToken type = StoredToken::u16;
   int32_t token_offset = 0;  ///< added to every stored value
   uint64_t token_count = 0;
-  std::vector<TokenPiece> pieces;  ///< in token order, none empty
+  std::vector<TokenPiece> pieces;           ///< in token order, none empty
+  std::optional<TokenSections> sections{};  ///< of a prepared file
 };
 
 /// Finds out (for TokenFormat::automatic) or takes the format, and checks headers and lengths, but
 /// no token. Throws Error(not_found / invalid_file).
 TokenLayout read_token_layout(const std::filesystem::path& path, TokenFormat format);
+
+/// The same for a file of `overspill prepare`, whose sections but the tokens are checked too.
+TokenLayout read_prepared_layout(Fd file);
+bool is_prepared(const Fd& file);
 
 /// The same for Megatron's pair of files; `path` is their prefix, the .bin or the .idx.
 TokenLayout read_megatron_layout(const std::filesystem::path& path);

@@ -193,6 +193,9 @@ TokenLayout read_token_layout(const fs::path& path, TokenFormat format) {
   if (file_size(file) == 0) {
     fail(ErrorCode::invalid_file, "{}: empty; give a file of tokens or text", path.string());
   }
+  if (format == TokenFormat::prepared || (automatic && is_prepared(file))) {
+    return read_prepared_layout(std::move(file));
+  }
   if (format == TokenFormat::llmc || (automatic && is_llmc(file))) {
     return read_llmc_layout(std::move(file));
   }

@@ -3,10 +3,12 @@
 
 #include <chrono>
 #include <cmath>
+#include <numeric>
 
 #include "engine/base/error.h"
 #include "engine/base/log.h"
 #include "engine/base/units.h"
+#include "engine/model/kernels.h"
 #include "engine/plan/planner.h"
 #include "engine/program/verify.h"
 #include "engine/train/file_hashes.h"
@@ -82,6 +84,7 @@ Trainer::Trainer(const TrainConfig& config, const Ranks& ranks)
   const size_t step_tokens = setup_.batch.tokens() * config.gradient_accumulation_steps;
   tokens_.resize(step_tokens);
   targets_.resize(step_tokens);
+  document_begins_.resize(step_tokens);
   log_plan(setup_.layout);
   for (const std::string& line : describe_parameter_groups(setup_.model, config.lr_groups)) {
     log_info("{}", line);
@@ -138,8 +141,10 @@ const Program& Trainer::program(const StepKind& kind) {
 StepContext& Trainer::context(uint32_t micro_batches) {
   context_.tokens = tokens_;
   context_.targets = targets_;
-  const uint64_t all_tokens = setup_.batch.tokens() * micro_batches * ranks_.size();
-  context_.loss_scale = 1.0f / static_cast<float>(all_tokens);
+  context_.document_begins = {};
+  if (!trained_.empty()) context_.document_begins = document_begins_;
+  const double trained = trained_tokens(size_t{micro_batches} * ranks_.size());
+  context_.loss_scale = 1.0f / static_cast<float>(std::max(1.0, trained));
   context_.losses.assign(micro_batches, 0.0);
   context_.gradient_squares.assign(setup_.model.layers.size(), 0.0);
   context_.non_finite = false;
@@ -149,9 +154,25 @@ StepContext& Trainer::context(uint32_t micro_batches) {
 void Trainer::fill_batch(const SequenceData& data, uint64_t cursor, uint32_t micro_batches) {
   const uint64_t length = setup_.batch.sequence_len;
   for (uint64_t i = 0; i < micro_batches * setup_.batch.sequences; ++i) {
-    data.get(cursor + i, std::span(tokens_).subspan(i * length, length),
-             std::span(targets_).subspan(i * length, length));
+    const auto sequence = [&](std::vector<int32_t>& all) {
+      return std::span(all).subspan(i * length, length);
+    };
+    data.get(cursor + i, sequence(tokens_), sequence(targets_), sequence(document_begins_));
   }
+  trained_.clear();
+  if (!data.marked()) return;
+  const auto tokens = static_cast<ptrdiff_t>(setup_.batch.tokens());
+  std::vector<double> own;
+  for (auto first = targets_.begin(); own.size() < micro_batches; first += tokens) {
+    own.push_back(static_cast<double>(tokens - std::count(first, first + tokens, kNotTrained)));
+  }
+  trained_ = ranks_.gather(std::span<const double>(own));
+}
+
+double Trainer::trained_tokens(size_t micro_batches) const {
+  if (trained_.empty()) return static_cast<double>(setup_.batch.tokens() * micro_batches);
+  const size_t given = std::min(micro_batches, trained_.size());
+  return std::accumulate(trained_.begin(), trained_.begin() + static_cast<ptrdiff_t>(given), 0.0);
 }
 
 Trace Trainer::execute(const Program& program, StepContext& context) {
@@ -175,6 +196,9 @@ Trainer::StepOutcome Trainer::train_step() {
   outcome.learning_rate = schedules_[0].at(position_.step);
   fill_batch(*data_, position_.cursor + ranks_.rank() * own_sequences_per_step(), micro_batches);
   StepContext& step = context(micro_batches);
+  const auto trained = static_cast<uint64_t>(trained_tokens(trained_.size()));
+  if (!trained_.empty()) outcome.trained_tokens = trained;
+  step.non_finite = outcome.trained_tokens == 0u;  // nothing of this step is applied
   const bool updates = in_backward || pending_;
   if (in_backward) {
     step.update = next_update(1.0);
@@ -198,9 +222,18 @@ Trainer::StepOutcome Trainer::train_step() {
 void Trainer::decide_update(StepOutcome& outcome, const StepResults& step) {
   const TrainConfig& config = setup_.config;
   const double squares = step.square_sum();
-  outcome.loss = step.loss_sum() / static_cast<double>(setup_.batch.tokens() * step.losses.size());
+  outcome.loss = step.loss_sum() / trained_tokens(step.losses.size());
   const StepDecision decision = decide_step(squares, step.non_finite, config.max_grad_norm);
   outcome.grad_norm = decision.grad_norm;
+  if (outcome.trained_tokens == 0u) {
+    outcome.skipped = true;
+    ++report_.skipped_updates;
+    if (!ranks_.first()) return;
+    log_warning(
+        "step {}: no token is trained on, by the loss masks of its sequences: update skipped",
+        position_.step + 1);
+    return;
+  }
   const bool finite = decision.finite && std::isfinite(outcome.loss);
   const bool in_backward = config.offload.update == UpdateTiming::in_backward;
   if (finite) {
@@ -250,7 +283,7 @@ double Trainer::evaluate() {
   const uint32_t per_batch = setup_.config.micro_batch_size, ranks = ranks_.size();
   const uint64_t wanted = std::min<uint64_t>(setup_.config.eval_sequences, eval_data_->size());
   const uint64_t batches = std::max<uint64_t>(1, wanted / per_batch);
-  double loss = 0;
+  double loss = 0, trained = 0;
   for (uint64_t done = 0; done < batches;) {
     const auto each = static_cast<uint32_t>(std::min<uint64_t>(
         ceil_div(batches - done, ranks), setup_.config.gradient_accumulation_steps));
@@ -259,11 +292,12 @@ double Trainer::evaluate() {
     StepContext& step = context(each);
     execute(program({true, false, false, false, each}), step);
     const StepResults results = share_results(step, false, ranks_);
+    trained += trained_tokens(std::min<uint64_t>(results.losses.size(), batches - done));
     for (size_t i = 0; i < results.losses.size() && done < batches; ++i, ++done) {
       loss += results.losses[i];
     }
   }
-  return loss / static_cast<double>(batches * setup_.batch.tokens());
+  return loss / trained;
 }
 
 void Trainer::evaluate_and_log() {
@@ -287,14 +321,14 @@ void Trainer::save() {
                                        ranks_);
 }
 
-std::vector<double> Trainer::time_steps(uint32_t steps, const std::atomic<bool>& stop) {
+std::vector<TraceSummary> Trainer::time_steps(uint32_t steps, const std::atomic<bool>& stop) {
   constexpr uint32_t kSettle = 3;
-  std::vector<double> seconds;
+  std::vector<TraceSummary> timed;
   for (uint32_t i = 0; i < kSettle + steps && !stop; ++i) {
     const StepOutcome outcome = train_step();
-    if (i >= kSettle) seconds.push_back(static_cast<double>(outcome.trace.end_ns()) * 1e-9);
+    if (i >= kSettle) timed.push_back(summarize(*outcome.program, outcome.trace));
   }
-  return seconds;
+  return timed;
 }
 
 RunReport Trainer::run(const std::atomic<bool>& stop) {

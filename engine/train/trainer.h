@@ -42,8 +42,9 @@ class Trainer {
   RunReport run(const std::atomic<bool>& stop);
 
   /// Trains steps without keeping anything: those that settle (no update, an update from zero
-  /// moments, a steady one), then `steps` more, whose seconds it returns. Fewer when `stop` is set.
-  std::vector<double> time_steps(uint32_t steps, const std::atomic<bool>& stop);
+  /// moments, a steady one), then `steps` more, of which it returns what happened. Fewer when
+  /// `stop` is set.
+  std::vector<TraceSummary> time_steps(uint32_t steps, const std::atomic<bool>& stop);
 
   const RunSetup& setup() const { return setup_; }
   /// That the model's data move over.
@@ -53,6 +54,7 @@ class Trainer {
   struct StepOutcome {
     double loss = 0, grad_norm = 0, learning_rate = 0;
     bool skipped = false;
+    std::optional<uint64_t> trained_tokens;  ///< of marked data
     Trace trace;
     const Program* program = nullptr;
   };
@@ -80,6 +82,8 @@ class Trainer {
   void finish_report();
   StepContext& context(uint32_t micro_batches);
   void fill_batch(const SequenceData& data, uint64_t cursor, uint32_t micro_batches);
+  /// Tokens of the batch under way that count in its loss, of so many micro-batches of all ranks.
+  double trained_tokens(size_t micro_batches) const;
 
   const Ranks& ranks_;
   RunSetup setup_;
@@ -92,7 +96,9 @@ class Trainer {
   std::unique_ptr<GpuGroups> gpu_groups_;  ///< of several ranks with GPUs
   Executor executor_;
   std::map<std::array<uint32_t, 5>, Program> programs_;
-  std::vector<int32_t> tokens_, targets_;
+  std::vector<int32_t> tokens_, targets_, document_begins_;
+  std::vector<double>
+      trained_;  ///< of marked data, per micro-batch of all ranks in the data's order
   StepContext context_;
 
   TrainingPosition position_;

@@ -29,6 +29,7 @@ void Trainer::log_step(const StepOutcome& outcome) {
                          {"lane_bytes", lane_object(summary.bytes)},
                          {"host_memory_peak", layout.host_bytes},
                          {"device_memory_peak", layout.device_bytes}};
+  if (outcome.trained_tokens) line["trained_tokens"] = *outcome.trained_tokens;
   const StepExpectation* expected = expectations_.of(*outcome.program);
   if (expected != nullptr) line["predicted"] = expectation_object(*expected);
   metrics_->write(line);

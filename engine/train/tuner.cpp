@@ -327,10 +327,11 @@ TuneRunner short_runs(uint32_t steps, const std::atomic<bool>& stop) {
     trial.resume_from_checkpoint.clear();
     trial.output_dir = scratch.path();
     Trainer trainer(trial);
-    std::vector<double> seconds = trainer.time_steps(steps, stop);
-    if (seconds.size() < steps) fail(ErrorCode::cancelled, "interrupted; nothing was written");
-    std::ranges::nth_element(seconds, seconds.begin() + static_cast<ptrdiff_t>(seconds.size() / 2));
-    return seconds[seconds.size() / 2];
+    std::vector<TraceSummary> timed = trainer.time_steps(steps, stop);
+    if (timed.size() < steps) fail(ErrorCode::cancelled, "interrupted; nothing was written");
+    const auto middle = timed.begin() + static_cast<ptrdiff_t>(timed.size() / 2);
+    std::ranges::nth_element(timed, middle, {}, &TraceSummary::seconds);
+    return middle->seconds;
   };
 }
 

@@ -211,7 +211,7 @@ class OtherTrainer {
         if (l == 0) {
           llama_.embed(weights[0], tokens_.data() + mb * batch_.tokens(), y);
         } else {
-          llama_.block(l, weights[0], activations_[l][mb].data(), y);
+          llama_.block(l, weights[0], nullptr, activations_[l][mb].data(), y);
         }
       }
       release(l);
@@ -252,7 +252,7 @@ class OtherTrainer {
                   targets_.data() + mb * batch_.tokens(), 1.0f / static_cast<float>(all), dy,
                   &losses_[mb]);
     } else if (l > 0) {
-      llama_.block_backward(l, weights[0], activations_[l][mb].data(), dy, sums, fresh);
+      llama_.block_backward(l, weights[0], nullptr, activations_[l][mb].data(), dy, sums, fresh);
     } else if (tied() && loop_ == Loop::layer_major_own_sums) {
       // Goes on with what the head has left.
       llama_.embed_backward(tokens, dy, embedding_sums_.data(), false);

@@ -5,6 +5,7 @@
 #include "tests/contract/devices.h"
 #include "tests/fault/training_fixture.h"
 #include "tests/unit/engine/base/parallel_groups.h"
+#include "tests/unit/engine/train/prepared_file.h"
 
 namespace overspill {
 namespace {
@@ -98,7 +99,9 @@ TEST_P(PlacementContract, AutomaticWithinSmallBudgets) {
     variants.emplace_back(std::to_string(kib) + " KiB", [=](TrainConfig& c) {
       place_all(c, Placement::automatic);
       c.offload.chunk_parameters = 4096;
-      c.offload.device_memory = (kib / 2 + 2560) * kKiB;
+      // Little beside what the kernels need.
+      const uint64_t scratch = RunSetup(c).layout.options.compute_scratch_bytes;
+      c.offload.device_memory = scratch + (kib / 2 + (gpu_under_test() ? 256 : 370)) * kKiB;
       c.offload.host_memory = kib * kKiB;
       const Layout layout = RunSetup(c).layout;
 
@@ -257,6 +260,26 @@ TEST_P(PlacementContract, EvaluationAndSavesBetweenSteps) {
                                                               evaluate(c);
                                                               save(c);
                                                             }}});
+}
+
+/// Documents packed into sequences, a third of whose tokens are not trained on.
+TEST_P(PlacementContract, MasksAndDocuments) {
+  PreparedFile file{.tokens = {}, .starts = {}, .sequence_len = 32, .vocab_size = kVocabulary};
+  for (size_t t = 0; t < 32 * 40; ++t) {
+    file.tokens.push_back(static_cast<uint32_t>(random_below(5, t, kVocabulary)));
+    const bool starts = t % 32 == 0 || random_below(6, t, 9) == 0;
+    if (starts) file.starts.push_back(t);
+    file.trained.push_back(!starts && random_below(7, t, 3) > 0);
+  }
+  put_file(root_ / "packed.tokens", file.bytes());
+  TrainConfig config = base(true);
+  config.datasets = {{.path = root_ / "packed.tokens"}};
+  Variants variants = tier_variants(true);
+  variants.emplace_back("small chunks, fetched earlier", [](TrainConfig& c) {
+    c.offload.chunk_parameters = 4096;
+    c.offload.prefetch_depth = 2;
+  });
+  expect_invariant(config, variants);
 }
 
 class PlacementOfModes : public TrainingTest {};

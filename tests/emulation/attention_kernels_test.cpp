@@ -2,6 +2,7 @@
 // 2^-18 of the largest, and half a unit of bf16's last place where that is stored.
 #include "engine/model/cuda_kernels.h"
 #include "tests/emulation/kernel_fixture.h"
+#include "tests/unit/engine/model/random_documents.h"
 
 namespace overspill {
 namespace {
@@ -16,8 +17,8 @@ struct Reference {
 };
 
 /// All values as stored. Without `o` its gradients are those of its exact values.
-Reference reference(const AttentionShape& s, const Doubles& q, const Doubles& k, const Doubles& v,
-                    const Doubles& d_o, const Doubles& o = {}) {
+Reference reference(const AttentionShape& s, const std::vector<int32_t>& begins, const Doubles& q,
+                    const Doubles& k, const Doubles& v, const Doubles& d_o, const Doubles& o = {}) {
   Reference ref{Doubles(q.size()), Doubles(s.batch * s.sequence_len * s.heads), Doubles(q.size()),
                 Doubles(k.size()), Doubles(k.size())};
   const size_t dim = s.head_dim;
@@ -35,21 +36,22 @@ Reference reference(const AttentionShape& s, const Doubles& q, const Doubles& k,
       const size_t kv_head = h / (s.heads / s.kv_heads);
       for (size_t t = 0; t < s.sequence_len; ++t) {
         const size_t at = row(b, t, s.heads, h);
+        const auto begin = static_cast<size_t>(begins[b * s.sequence_len + t]);
         Doubles p(t + 1), dp(t + 1);
         double sum = 0;
-        for (size_t j = 0; j <= t; ++j) {
+        for (size_t j = begin; j <= t; ++j) {
           p[j] = std::exp(scale * dot(&q[at], &k[row(b, j, s.kv_heads, kv_head)]));
           sum += p[j];
         }
         ref.lse[at / dim] = std::log(sum);
-        for (size_t j = 0; j <= t; ++j) {
+        for (size_t j = begin; j <= t; ++j) {
           const size_t kv = row(b, j, s.kv_heads, kv_head);
           p[j] /= sum;
           dp[j] = dot(&d_o[at], &v[kv]);
           for (size_t c = 0; c < dim; ++c) ref.o[at + c] += p[j] * v[kv + c];
         }
         const double delta = dot(o.empty() ? &ref.o[at] : &o[at], &d_o[at]);
-        for (size_t j = 0; j <= t; ++j) {
+        for (size_t j = begin; j <= t; ++j) {
           const size_t kv = row(b, j, s.kv_heads, kv_head);
           const double ds = p[j] * (dp[j] - delta) * scale;
           for (size_t c = 0; c < dim; ++c) {
@@ -64,8 +66,9 @@ Reference reference(const AttentionShape& s, const Doubles& q, const Doubles& k,
   return ref;
 }
 
+/// With documents of random lengths up to `longest`; 0: with none.
 template <class T>
-void check(const AttentionShape& s) {
+void check(const AttentionShape& s, uint64_t longest = 0) {
   SCOPED_TRACE(testing::Message() << s.sequence_len << " tokens, head size " << s.head_dim);
   const size_t tokens = s.batch * s.sequence_len;
   const size_t q_size = tokens * s.heads * s.head_dim, kv_size = tokens * s.kv_heads * s.head_dim;
@@ -74,12 +77,15 @@ void check(const AttentionShape& s) {
   const Array<T> o(q_size), dq(q_size), dk(kv_size), dv(kv_size);
   const Array<float> lse(tokens * s.heads);
   const Array<std::byte> workspace(cuda::attention_gradient_workspace_bytes(s));
-  Reference want = reference(s, q.values(), k.values(), v.values(), d_o.values());
-  cuda::attention(nullptr, s, q.data(), k.data(), v.data(), o.data(), lse.data());
+  const std::vector<int32_t> begins = random_documents(s, 5, longest);
+  const Array<int32_t> documents(begins, 0);
+  const int32_t* const given = longest == 0 ? nullptr : documents.data();
+  Reference want = reference(s, begins, q.values(), k.values(), v.values(), d_o.values());
+  cuda::attention(nullptr, s, given, q.data(), k.data(), v.data(), o.data(), lse.data());
   expect_close(o, want.o, {0, 0x1p-18});
   expect_close(lse, want.lse, {0, 0x1p-20, 0x1p-21});
-  want = reference(s, q.values(), k.values(), v.values(), d_o.values(), o.values());
-  cuda::attention_gradient(nullptr, s, q.data(), k.data(), v.data(), o.data(), lse.data(),
+  want = reference(s, begins, q.values(), k.values(), v.values(), d_o.values(), o.values());
+  cuda::attention_gradient(nullptr, s, given, q.data(), k.data(), v.data(), o.data(), lse.data(),
                            d_o.data(), dq.data(), dk.data(), dv.data(), workspace.data());
   const Bound bound{0, 0x1p-18, 0x1p-18};  // absolute for one token, whose dq and dk are 0
   expect_close(dq, want.dq, bound);
@@ -111,17 +117,26 @@ TEST_P(AttentionKernels, SequencesAroundTiles) {
   }
 }
 
+TEST_P(AttentionKernels, Documents) {
+  for (const uint64_t longest : {1, 3, 20, 60}) {
+    check<float>({2, 97, 2, 1, 32}, longest);
+    check<bf16>({1, 65, 2, 2, 64}, longest);
+  }
+  check<float>({3, 40, 4, 2, 16}, 25);
+  check<bf16>({1, 130, 1, 1, 128}, 100);
+}
+
 TEST_P(AttentionKernels, LargeScores) {
   constexpr AttentionShape kShape{1, 40, 1, 1, 32};
   const Array<float> q = normals<float>(1, 40 * 32, 100), k = normals<float>(2, 40 * 32, 100);
   const Array<float> v = normals<float>(3, 40 * 32), o(40 * 32), lse(40);
-  cuda::attention(nullptr, kShape, q.data(), k.data(), v.data(), o.data(), lse.data());
+  cuda::attention(nullptr, kShape, nullptr, q.data(), k.data(), v.data(), o.data(), lse.data());
   for (const double value : o.values()) ASSERT_TRUE(std::isfinite(value));
 }
 
 TEST(AttentionKernels, RefusesHeadsThatAreTooLarge) {
   EXPECT_ANY_THROW(cuda::attention<float>(nullptr, {1, 1, 1, 1, 256}, nullptr, nullptr, nullptr,
-                                          nullptr, nullptr));
+                                          nullptr, nullptr, nullptr));
 }
 
 }  // namespace

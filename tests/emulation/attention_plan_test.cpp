@@ -125,6 +125,19 @@ TEST_P(AttentionPlans, ExistForEveryLengthAndWindow) {
   EXPECT_TRUE(plan({1, 32768, 32, 8, 128}, {.deterministic = false}, refusal)) << refusal;
 }
 
+TEST_P(AttentionPlans, ExistForDocuments) {
+  for (const Model& model : kModels) {
+    std::string refusal;
+    const AttentionShape shape{2, 4096, model.heads, model.kv_heads, model.head_dim};
+    EXPECT_TRUE(plan(shape, {.documents = true}, refusal)) << model.names << ": " << refusal;
+  }
+  for (const uint64_t tokens : {1, 77, 1000, 2048, 8192}) {
+    std::string refusal;
+    EXPECT_TRUE(plan({1, tokens, 32, 8, 128}, {.documents = true}, refusal))
+        << tokens << " tokens: " << refusal;
+  }
+}
+
 TEST_P(AttentionPlans, SayWhyThereIsNone) {
   std::string refusal;
   // Scores of one group of heads alone are 8 GiB.

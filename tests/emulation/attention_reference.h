@@ -35,8 +35,10 @@ class AttentionRow {
   uint64_t batch_, head_, row_;
 };
 
-/// `window` tokens are seen, 0: all. Without `d_o` no gradients.
+/// `window` tokens are seen, 0: all, and none before a token's document, whose begins are given per
+/// token or not at all. Without `d_o` no gradients.
 inline AttentionReference reference_attention(const AttentionShape& shape, uint64_t window,
+                                              const std::vector<int32_t>& begins,
                                               const TestTensor& q, const TestTensor& k,
                                               const TestTensor& v, const TestTensor& d_o) {
   AttentionReference result;
@@ -76,7 +78,11 @@ inline AttentionReference reference_attention(const AttentionShape& shape, uint6
   for (uint64_t batch = 0; batch < shape.batch; ++batch) {
     for (uint64_t head = 0; head < shape.heads; ++head) {
       for (uint64_t row = 0; row < shape.sequence_len; ++row) {
-        const uint64_t first = window == 0 || row < window ? 0 : row - window + 1;
+        uint64_t first = window == 0 || row < window ? 0 : row - window + 1;
+        if (!begins.empty()) {
+          const int32_t begin = begins[batch * shape.sequence_len + row];
+          first = std::max(first, static_cast<uint64_t>(begin));
+        }
         one_row(AttentionRow(shape, batch, head, row), first, row);
       }
     }

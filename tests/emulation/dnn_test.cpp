@@ -13,6 +13,7 @@
 #include "tests/emulation/attention_reference.h"
 #include "tests/emulation/fake_cudnn.h"
 #include "tests/emulation/test_tensor.h"
+#include "tests/unit/engine/model/random_documents.h"
 
 namespace overspill::cuda {
 namespace {
@@ -68,11 +69,13 @@ struct Case {
         dk(DType::bf16, keys),
         dv(DType::bf16, keys),
         lse(DType::f32, shape.batch * shape.heads * shape.sequence_len),
+        begins(test::random_documents(shape, seed, 20)),
+        ends(test::document_ends(shape, begins)),
         forward_workspace(DType::f32, attention.forward_workspace_bytes() / sizeof(float)),
         backward_workspace(DType::f32, attention.backward_workspace_bytes() / sizeof(float)) {}
 
   void run(const DnnHandle& handle, const DnnAttention& attention) {
-    const DnnAttentionInput input{q.get(), k.get(), v.get()};
+    const DnnAttentionInput input{q.get(), k.get(), v.get(), ends.data()};
     attention.forward(handle, input, o.get(), lse.floats(), forward_workspace.get());
     attention.backward(handle, input,
                        {o.get(), d_o.get(), lse.floats(), dq.get(), dk.get(), dv.get()},
@@ -81,6 +84,7 @@ struct Case {
 
   uint64_t queries, keys;
   TestTensor q, k, v, d_o, o, dq, dk, dv, lse;
+  std::vector<int32_t> begins, ends;
   TestTensor forward_workspace, backward_workspace;
 };
 
@@ -148,8 +152,10 @@ TEST_P(DnnAttentions, MatchFloat64) {
   for (const uint32_t seed : {1u, 100u, 1000u}) {
     Case test(setting.shape, *attention, seed);
     test.run(handle, *attention);
-    expect_near(test, reference_attention(setting.shape, setting.options.window, test.q, test.k,
-                                          test.v, test.d_o));
+    const bool documents = setting.options.documents;
+    expect_near(test, reference_attention(setting.shape, setting.options.window,
+                                          documents ? test.begins : std::vector<int32_t>(), test.q,
+                                          test.k, test.v, test.d_o));
   }
 }
 
@@ -169,6 +175,13 @@ const Setting kSettings[] = {
     {"window_of_one", {1, 9, 2, 2, 64}, {.window = 1}},
     {"window_of_all", {1, 9, 2, 2, 64}, {.window = 9}},
     {"window_any_order", {1, 33, 4, 2, 64}, {.window = 16, .deterministic = false}},
+    {"documents", {2, 65, 6, 2, 64}, {.documents = true}},
+    {"documents_any_order", {2, 33, 3, 3, 64}, {.documents = true, .deterministic = false}},
+    {"documents_in_a_window", {2, 33, 6, 2, 64}, {.window = 7, .documents = true}},
+    {"documents_in_parts",
+     {2, 128, 4, 2, 64},
+     {.documents = true, .most_workspace_bytes = 140 << 10},
+     2},
     // 4 heads of 2 sequences: row sums of 512 bytes a head, scores of 32 KiB, 1 KiB of the plan.
     {"parts_of_batch", {2, 128, 4, 2, 64}, {.most_workspace_bytes = 140 << 10}, 2},
     {"parts_of_heads", {2, 128, 4, 2, 64}, {.most_workspace_bytes = 70 << 10}, 4}};

@@ -2,6 +2,7 @@
 // a few units of float32's last place, and half a unit of bf16's where that is stored.
 #include "engine/model/cuda_kernels.h"
 #include "tests/emulation/kernel_fixture.h"
+#include "tests/unit/engine/model/random_documents.h"
 
 namespace overspill {
 namespace {
@@ -86,6 +87,19 @@ void check_scale_and_zero() {
 TEST_P(ElementwiseKernels, ScaleAndZero) {
   check_scale_and_zero<float>();
   check_scale_and_zero<bf16>();
+}
+
+TEST_P(ElementwiseKernels, DocumentEnds) {
+  for (const AttentionShape& s :
+       {AttentionShape{1, 1, 1, 1, 8}, AttentionShape{3, 43, 1, 1, 8}, {2, 200, 1, 1, 8}}) {
+    for (const uint64_t longest : {0, 1, 7, 90}) {
+      const std::vector<int32_t> begins = random_documents(s, 3, longest);
+      const Array<int32_t> given(begins, 0), ends(begins.size());
+      cuda::document_ends(nullptr, given.data(), ends.data(), s.batch, s.sequence_len);
+      const std::vector<int32_t> want = document_ends(s, begins);
+      for (size_t i = 0; i < want.size(); ++i) ASSERT_EQ(ends[i], want[i]) << i;
+    }
+  }
 }
 
 TEST_P(ElementwiseKernels, Conversions) {

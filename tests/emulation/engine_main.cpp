@@ -51,6 +51,8 @@ int main(int count, char** arguments) {
   setenv("OVERSPILL_CUBLASLT_LIBRARY", OVERSPILL_FAKE_CUBLASLT, 0);
   setenv("OVERSPILL_CUDNN_LIBRARY", OVERSPILL_FAKE_CUDNN, 0);
   setenv("OVERSPILL_NCCL_LIBRARY", OVERSPILL_FAKE_NCCL, 0);
+  setenv("OVERSPILL_FAKE_CUDA_DEVICES", "4", 0);
+  setenv("OVERSPILL_FAKE_CUDA_DELAY_US", "20", 0);  // what is not ordered comes in another order
   put_on_stream = ask<Put>(OVERSPILL_FAKE_CUDART, "fake_cuda_enqueue");
   ask<void(Put*)>(OVERSPILL_FAKE_CUBLASLT, "fake_cublaslt_set_enqueue")(put_on_stream);
   ask<void(Put*)>(OVERSPILL_FAKE_CUDNN, "fake_cudnn_set_enqueue")(put_on_stream);

@@ -98,12 +98,16 @@ class Run {
     if (tensor.is_virtual) return between_.at(tensor.id);
     Dense values(count(tensor));
     const void* const memory = arguments_.memory.at(tensor.id);
-    const bool bf16 = tensor.type == CUDNN_DATA_BFLOAT16;
-    each(tensor.extents, tensor.strides, [&](uint64_t index, int64_t at) {
-      values[index] = bf16 ? bf16_to_float(static_cast<const uint16_t*>(memory)[at])
-                           : static_cast<const float*>(memory)[at];
-    });
+    each(tensor.extents, tensor.strides,
+         [&](uint64_t index, int64_t at) { values[index] = element(memory, at, tensor.type); });
     return values;
+  }
+
+  static float element(const void* memory, int64_t at, cudnnDataType_t type) {
+    if (type == CUDNN_DATA_BFLOAT16) return bf16_to_float(static_cast<const uint16_t*>(memory)[at]);
+    if (type == CUDNN_DATA_INT32)
+      return static_cast<float>(static_cast<const int32_t*>(memory)[at]);
+    return static_cast<const float*>(memory)[at];
   }
 
   void write(const FakeTensor& tensor, Dense values) {
@@ -205,6 +209,7 @@ class Run {
       case CUDNN_POINTWISE_IDENTITY: return x;
       case CUDNN_POINTWISE_CMP_GE: return x >= b ? 1.0f : 0.0f;
       case CUDNN_POINTWISE_CMP_GT: return x > b ? 1.0f : 0.0f;
+      case CUDNN_POINTWISE_CMP_LT: return x < b ? 1.0f : 0.0f;
       case CUDNN_POINTWISE_BINARY_SELECT: return chosen ? x : b;
       default: CHECK(false); return 0.0f;
     }
@@ -236,9 +241,9 @@ std::string wrong_in_pointwise(const FakeOperation& operation) {
                                                       CUDNN_POINTWISE_IDENTITY,
                                                       CUDNN_POINTWISE_GEN_INDEX};
   static const std::set<cudnnPointwiseMode_t> kTwo = {
-      CUDNN_POINTWISE_ADD,          CUDNN_POINTWISE_SUB,    CUDNN_POINTWISE_MUL,
-      CUDNN_POINTWISE_DIV,          CUDNN_POINTWISE_CMP_GE, CUDNN_POINTWISE_CMP_GT,
-      CUDNN_POINTWISE_BINARY_SELECT};
+      CUDNN_POINTWISE_ADD,    CUDNN_POINTWISE_SUB,          CUDNN_POINTWISE_MUL,
+      CUDNN_POINTWISE_DIV,    CUDNN_POINTWISE_CMP_GE,       CUDNN_POINTWISE_CMP_GT,
+      CUDNN_POINTWISE_CMP_LT, CUDNN_POINTWISE_BINARY_SELECT};
   if (!kOne.contains(operation.mode) && !kTwo.contains(operation.mode)) return "an unknown mode";
   if (kTwo.contains(operation.mode) != operation.b.has_value()) return "a wrong number of operands";
   const bool selects = operation.mode == CUDNN_POINTWISE_BINARY_SELECT;

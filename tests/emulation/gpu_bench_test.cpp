@@ -11,6 +11,7 @@
 
 #include "bench/gpu/sections.h"
 #include "engine/base/error.h"
+#include "engine/base/log.h"
 #include "engine/base/units.h"
 #include "tests/emulation/emulation.h"
 #include "tests/emulation/fake_cublaslt.h"
@@ -30,7 +31,25 @@ const GpuBenchSizes kTiny{
     .vocabulary = 300,
     .linears = {{"one", {4, 16, 8}}, {"large", {4, 4096, 4096}}},
     .attentions = {{"one", {1, 9, 2, 1, 64}, true}, {"cuDNN alone", {1, 8, 2, 2, 64}, false}},
-    .blocks = {{"one", 64, 96, 2, 1, 32, 8}, {"large", 2048, 4096, 16, 8, 128, 8}}};
+    .blocks = {{"one", 64, 96, 2, 1, 32, 8}, {"large", 2048, 4096, 16, 8, 128, 8}},
+    .step = {.hidden = 64,
+             .intermediate = 96,
+             .layers = 3,
+             .heads = 2,
+             .kv_heads = 1,
+             .head_dim = 32,
+             .vocabulary = 300,
+             .tokens = 8,
+             .micro_batches = 2,
+             .steps = 2,
+             .update_parameters = 8192,
+             .drive_bytes = 4 * kMiB}};
+
+const StepPlace kPlace{.gpu = 0,
+                       .drives = {},
+                       .rounds = {.rounds = 1, .seconds = 1e-6},
+                       .drive_seconds = 0.002,
+                       .seconds = 60};
 
 template <class F>
 F* ask(const char* file, const char* name) {
@@ -45,6 +64,7 @@ void on_stream(void* stream, void (*task)(void*), void* argument) {
 class GpuBenchTest : public testing::Test {
  protected:
   void SetUp() override {
+    set_log_level(LogLevel::off);
     setenv("OVERSPILL_CUBLASLT_LIBRARY", OVERSPILL_FAKE_CUBLASLT, 1);
     setenv("OVERSPILL_CUDNN_LIBRARY", OVERSPILL_FAKE_CUDNN, 1);
     const FakeCudaSettings settings{.seed = 3, .max_delay_us = 10};
@@ -54,14 +74,18 @@ class GpuBenchTest : public testing::Test {
     bench_ =
         std::make_unique<GpuBench>(*device_, RoundOptions{.rounds = 1, .seconds = 1e-6}, progress_);
   }
-  void TearDown() override {
+  void free_memory() {
     bench_.reset();
     device_.reset();
+  }
+  void TearDown() override {
+    free_memory();
     enqueue_on_streams(false);
     EXPECT_EQ(test::take_fake_cuda_misuses(), "");
     for (const std::string& error : emulation::take_errors()) ADD_FAILURE() << error;
     unsetenv("OVERSPILL_CUBLASLT_LIBRARY");
     unsetenv("OVERSPILL_CUDNN_LIBRARY");
+    set_log_level(LogLevel::info);
   }
   static void enqueue_on_streams(bool enqueue) {
     emulation::set_enqueue(enqueue ? [](cudaStream_t stream, void (*task)(void*),
@@ -166,6 +190,101 @@ TEST_F(GpuBenchTest, AttentionWithoutAPlanIsThePortableOne) {
   expect_rate(section.json.at("results").at(0).at("portable_forward_flops_per_second"));
   EXPECT_NE(section.text.find("one: cuDNN has no plan: "), std::string::npos) << section.text;
   ask<void(int)>(OVERSPILL_FAKE_CUDNN, "fake_cudnn_refuse_plans")(0);
+}
+
+/// The copies as they would have been measured; the kernels and products are.
+HardwareProfile tiny_profile(GpuBench& bench) {
+  CopyReport copies;
+  copies.devices = {{.name = "a GPU", .points = {{.bytes = kMiB}}, .nodes = {}}};
+  CopyPoint& point = copies.devices[0].points[0];
+  point.h2d = point.d2h = point.both_h2d = point.both_d2h = 10e9;
+  copies.memory_bandwidth = 20e9;
+  copies.cores = 2;
+  const BenchSection kernels = kernels_section(bench, kTiny), gemm = gemm_section(bench, kTiny);
+  return measured_profile(cuda_devices().gpus.at(0), copies, kernels, gemm);
+}
+
+TEST_F(GpuBenchTest, TheProfileIsWhatWasMeasured) {
+  const HardwareProfile profile = tiny_profile(*bench_);
+  EXPECT_TRUE(profile.device.accelerator);
+  EXPECT_EQ(profile.device.memory, cuda_devices().gpus.at(0).memory_bytes);
+  EXPECT_EQ(profile.link.h2d, 10e9);
+  EXPECT_EQ(profile.host.memory_bandwidth, 20e9);
+  EXPECT_NE(profile.device.memory_bandwidth, 0);
+  EXPECT_NE(profile.device.peak_flops, DeviceProfile{}.peak_flops);
+}
+
+/// Everything that does not depend on time.
+void expect_step(const nlohmann::ordered_json& json) {
+  const ModelShape model = llama_layers(model_config(kTiny.step));
+  EXPECT_EQ(json.at("parameters"), model.parameters());
+  EXPECT_EQ(json.at("tokens"), 16);
+  EXPECT_EQ(json.at("all_seconds").size(), 2u);
+  for (const char* key : {"seconds", "predicted_seconds", "measured_over_predicted",
+                          "light_seconds", "tokens_per_second", "share_of_fastest_product"}) {
+    expect_rate(json.at(key));
+  }
+  for (const auto& [name, rate] : json.at("rates").items()) expect_rate(rate);
+  // bf16: weights cross twice a step, but those of the embedding, of the head, and of the block
+  // below it, where the backward begins, once; every gradient crosses.
+  uint64_t up = 0, down = 0;
+  for (uint32_t layer = 0; layer <= model.head(); ++layer) {
+    const bool twice = layer > 0 && layer + 1 < model.head();
+    up += (twice ? 4 : 2) * model.layers[layer].padded;
+    down += 2 * model.layers[layer].padded;
+  }
+  EXPECT_EQ(json.at("lanes").at("h2d").at("bytes"), up);
+  EXPECT_EQ(json.at("lanes").at("d2h").at("bytes"), down);
+  for (const char* lane : {"compute", "h2d", "d2h", "optimizer"}) {
+    expect_rate(json.at("lanes").at(lane).at("busy_seconds"));
+    expect_rate(json.at("lanes").at(lane).at("predicted_busy_seconds"));
+  }
+}
+
+TEST_F(GpuBenchTest, AStepIsBesideItsPrediction) {
+  const HardwareProfile profile = tiny_profile(*bench_);
+  free_memory();
+  const BenchSection section = step_section(kTiny.step, kPlace, progress_, profile);
+  ASSERT_FALSE(section.json.contains("absence")) << section.text;
+  expect_step(section.json);
+  EXPECT_EQ(section.json.at("optimizer_state"), "host");
+  EXPECT_NE(section.text.find("predicted step time "), std::string::npos) << section.text;
+}
+
+TEST_F(GpuBenchTest, AStepsStateMayBeOnADrive) {
+  const HardwareProfile profile = tiny_profile(*bench_);
+  free_memory();
+  std::string drive = std::filesystem::temp_directory_path() / "overspill-gpu-step-XXXXXX";
+  ASSERT_NE(mkdtemp(drive.data()), nullptr);
+  StepPlace place = kPlace;
+  place.drives = {drive};
+  const BenchSection section = step_section(kTiny.step, place, progress_, profile);
+  EXPECT_TRUE(std::filesystem::is_empty(drive));
+  std::filesystem::remove_all(drive);
+  ASSERT_FALSE(section.json.contains("absence")) << section.text;
+  expect_step(section.json);
+  EXPECT_EQ(section.json.at("optimizer_state"), "nvme");
+  for (const char* lane : {"nvme_read", "nvme_write"}) {
+    EXPECT_GT(section.json.at("lanes").at(lane).at("bytes"), 0);
+  }
+  expect_rate(section.json.at("rates").at("drives_read_bytes_per_second"));
+}
+
+TEST_F(GpuBenchTest, WhereNoStepCanRunANoteSaysWhy) {
+  const HardwareProfile profile = tiny_profile(*bench_);
+  free_memory();
+  const auto note = [&](const StepPlace& place) {
+    const BenchSection section = step_section(kTiny.step, place, progress_, profile);
+    EXPECT_TRUE(section.json.contains("absence"));
+    return section.text;
+  };
+  StepPlace late = kPlace, second = kPlace;
+  late.seconds = 0;
+  second.gpu = 1;
+  EXPECT_NE(note(late).find("were over before one could be timed"), std::string::npos);
+  EXPECT_NE(note(second).find("a run alone computes on GPU 0"), std::string::npos);
+  setenv("OVERSPILL_CUBLASLT_LIBRARY", "/nowhere/libcublasLt.so", 1);
+  EXPECT_NE(note(kPlace).find("no step: "), std::string::npos);
 }
 
 TEST_F(GpuBenchTest, MemoryIsTakenInOrderUntilThereIsNone) {

@@ -15,10 +15,16 @@ constexpr float kScale = 0.25f;
 
 struct Case {
   size_t rows, vocabulary, misalign = 0;
+  bool masked = false;  ///< every second row is not trained on
 };
 
 /// The row's loss; logits become the gradient.
-double reference(std::span<double> logits, size_t target) {
+double reference(std::span<double> logits, int32_t target_id) {
+  if (target_id == kNotTrained) {
+    std::ranges::fill(logits, 0.0);
+    return 0;
+  }
+  const auto target = static_cast<size_t>(target_id);
   double maximum = -INFINITY, sum = 0;
   for (const double x : logits) maximum = std::max(maximum, x);
   for (const double x : logits) sum += std::exp(x - maximum);
@@ -42,10 +48,11 @@ void check(const Case& c) {
     }
   }
   targets[0] = static_cast<int32_t>(c.vocabulary - 1);
+  for (size_t r = 1; c.masked && r < c.rows; r += 2) targets[r] = kNotTrained;
   Doubles want = logits.values(), want_loss;
   for (size_t r = 0; r < c.rows; ++r) {
-    want_loss.push_back(reference(std::span(want).subspan(r * c.vocabulary, c.vocabulary),
-                                  static_cast<size_t>(targets[r])));
+    want_loss.push_back(
+        reference(std::span(want).subspan(r * c.vocabulary, c.vocabulary), targets[r]));
   }
   const Array<float> alone(c.rows), loss(c.rows);
   const Doubles before = logits.values();
@@ -68,6 +75,14 @@ void check(const Case& c) {
 TEST_P(LossKernels, CrossEntropyAndItsGradient) {
   for (const Case& c :
        std::vector<Case>{{1, 1}, {5, 2}, {5, 17}, {4, 1003}, {3, 4104}, {4, 96, 1}}) {
+    check<float>(c);
+    check<bf16>(c);
+  }
+}
+
+TEST_P(LossKernels, TokensThatAreNotTrained) {
+  for (const Case& c :
+       std::vector<Case>{{2, 1, 0, true}, {5, 17, 0, true}, {3, 4104, 0, true}, {4, 96, 1, true}}) {
     check<float>(c);
     check<bf16>(c);
   }

@@ -1,7 +1,6 @@
 # Deliberate mistakes in kernels, one per program: its tests must fail. A mutant is a copy of one
 # source with one text replaced, found before the original by the emulated kernel's includes.
-function(add_mutant name source kernel filter from to)
-  set(directory ${CMAKE_CURRENT_BINARY_DIR}/mutants/${name})
+function(write_mutant name source from to)
   file(READ ${CMAKE_SOURCE_DIR}/${source} text)
   string(FIND "${text}" "${from}" first)
   string(FIND "${text}" "${from}" last REVERSE)
@@ -9,17 +8,39 @@ function(add_mutant name source kernel filter from to)
     message(FATAL_ERROR "mutant ${name}: not exactly one place in ${source} reads: ${from}")
   endif()
   string(REPLACE "${from}" "${to}" mutated "${text}")
-  file(CONFIGURE OUTPUT ${directory}/${source} CONTENT "${mutated}" @ONLY)
+  file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/mutants/${name}/${source}
+       CONTENT "${mutated}" @ONLY)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${source})
-  add_executable(mutant_${name} cuda_${kernel}_emu.cpp)
-  target_include_directories(mutant_${name} BEFORE PRIVATE ${directory})
+endfunction()
+
+function(expect_caught name filter)
   target_compile_options(mutant_${name} PRIVATE -w)
-  # Its definitions come before the library's, whose object for the same kernels is not taken then.
-  target_link_libraries(mutant_${name} PRIVATE overspill_kernel_tests overspill_emulated_kernels
-                        GTest::gtest_main)
   add_test(NAME mutant.${name} COMMAND ${CMAKE_COMMAND} -DPROGRAM=$<TARGET_FILE:mutant_${name}>
            -DFILTER=${filter} -P ${CMAKE_CURRENT_SOURCE_DIR}/expect_failure.cmake)
   set_tests_properties(mutant.${name} PROPERTIES TIMEOUT 300)
+endfunction()
+
+function(add_mutant name source kernel filter from to)
+  write_mutant(${name} ${source} "${from}" "${to}")
+  add_executable(mutant_${name} cuda_${kernel}_emu.cpp)
+  target_include_directories(mutant_${name} BEFORE PRIVATE
+    ${CMAKE_CURRENT_BINARY_DIR}/mutants/${name})
+  # Its definitions come before the library's, whose object for the same kernels is not taken then.
+  target_link_libraries(mutant_${name} PRIVATE overspill_kernel_tests overspill_emulated_kernels
+                        GTest::gtest_main)
+  expect_caught(${name} ${filter})
+endfunction()
+
+# Of the engine's own sources: whole runs on the emulated GPU must fail.
+function(add_engine_mutant name source filter from to)
+  if(NOT TARGET overspill_cuda_engine_tests)
+    return()
+  endif()
+  write_mutant(${name} ${source} "${from}" "${to}")
+  add_executable(mutant_${name} engine_main.cpp
+                 ${CMAKE_CURRENT_BINARY_DIR}/mutants/${name}/${source})
+  overspill_link_engine_tests(mutant_${name})
+  expect_caught(${name} ${filter})
 endfunction()
 
 set(VECTOR engine/base/cuda_vector.h)
@@ -83,7 +104,19 @@ add_mutant(sequence_beyond ${ATTENTION} attention ${ATTENTION_TESTS}
 add_mutant(tail_lost ${VECTOR} elementwise ${ELEMENTWISE_TESTS}
   [=[j < end; ++j]=] [=[j + 1 < end; ++j]=])
 add_mutant(causal_off_by_one ${ATTENTION} attention ${ATTENTION_TESTS}
-  [=[key0 + lane <= query0 + warp_row + r ? p[r]]=] [=[key0 + lane < query0 + warp_row + r ? p[r]]=])
+  [=[key <= query0 + warp_row + r;
+      const float score]=] [=[key < query0 + warp_row + r;
+      const float score]=])
+
+# Documents that see their neighbours, or lack their own tokens; tokens that are not trained on.
+add_mutant(document_off_by_one ${ATTENTION} attention ${ATTENTION_TESTS}
+  [=[key >= begins[r] && key <= query0 + warp_row + r;
+      p[r] = seen]=] [=[key + 1 >= begins[r] && key <= query0 + warp_row + r;
+      p[r] = seen]=])
+add_mutant(document_left_early ${ATTENTION} attention ${ATTENTION_TESTS}
+  [=[document_begin(s, query0) >= key0 + kRows) break]=] [=[document_begin(s, query0) > key0) break]=])
+add_mutant(not_trained_but_scaled engine/model/cuda_loss.cu loss *LossKernels*
+  [=[store<kWidth>(zeros, row + i);]=] "")
 
 # Reductions of the wrong size, order or precision.
 add_mutant(sum_lacks_a_warp ${VECTOR} norm ${NORM_TESTS}
@@ -117,3 +150,19 @@ add_mutant(row_not_left optim/cuda_update.cu update *UpdateKernels*
   [=[row_scale(++row)]=] [=[row_scale(row)]=])
 add_mutant(torn_row_lost engine/model/cuda_reduction.cu reduction *FactoredKernels*
   [=[add_torn(whole_end, matrix.last);]=] "")
+
+# Streams that do not wait for each other, results that are taken before they are there, and sums
+# that forget what they held.
+set(EXECUTOR engine/run/executor.cpp)
+add_engine_mutant(stream_unordered ${EXECUTOR} *PlacementContract.TiersTied/bf16*
+  [=[    runner_.device().wait(*lane.stream, *other.events[position % kAhead]);
+]=] "")
+add_engine_mutant(finished_early ${EXECUTOR} *PlacementContract.TiersTied/bf16*
+  [=[    runner_.await(program_->ops[op], *lane.events[i % kAhead]);
+]=] "")
+add_engine_mutant(update_before_norm engine/run/op_runner.cpp NonFinite*
+  [=[  return op.kind == OpKind::update && layout_.options.update == UpdateTiming::in_backward;
+]=] [=[  return false;
+]=])
+add_engine_mutant(gradient_forgotten engine/model/cuda_llama.cpp *OneTwoAndFourRanksAgree/stage0*
+  [=[first ? nullptr : dw);]=] [=[nullptr);]=])

@@ -60,23 +60,25 @@ class LoadedModel {
 
   const std::vector<std::vector<float>>& float_weights() const { return floats_; }
 
-  /// [tokens, vocabulary] of one micro-batch.
-  std::vector<float> logits(const std::vector<int32_t>& tokens) const {
+  /// [tokens, vocabulary] of one micro-batch. `begins`: of documents, as Model::block takes them,
+  /// or none.
+  std::vector<float> logits(const std::vector<int32_t>& tokens,
+                            const std::vector<int32_t>& begins = {}) const {
     std::vector<float> result(batch_.tokens() * model_.config.vocab_size);
-    llama_.logits(head(), hidden(tokens).data(), result.data());
+    llama_.logits(head(), hidden(tokens, begins).data(), result.data());
     return result;
   }
   /// Of each token, from the engine's loss kernel.
-  std::vector<float> losses(const std::vector<int32_t>& tokens,
-                            const std::vector<int32_t>& targets) const {
-    std::vector<float> all = logits(tokens), result(targets.size());
+  std::vector<float> losses(const std::vector<int32_t>& tokens, const std::vector<int32_t>& targets,
+                            const std::vector<int32_t>& begins = {}) const {
+    std::vector<float> all = logits(tokens, begins), result(targets.size());
     host_kernels().cross_entropy(all.data(), targets.data(), 0, result.data(), targets.size(),
                                  model_.config.vocab_size);
     return result;
   }
   /// Summed over the micro-batch, as training computes it.
   double loss(const std::vector<int32_t>& tokens, const std::vector<int32_t>& targets) const {
-    return llama_.loss(head(), hidden(tokens).data(), targets.data(), 1.0f, nullptr);
+    return llama_.loss(head(), hidden(tokens, {}).data(), targets.data(), 1.0f, nullptr);
   }
 
  private:
@@ -91,12 +93,14 @@ class LoadedModel {
             .embedding_sums = nullptr,
             .first = false};
   }
-  std::vector<float> hidden(const std::vector<int32_t>& tokens) const {
+  std::vector<float> hidden(const std::vector<int32_t>& tokens,
+                            const std::vector<int32_t>& begins) const {
+    const int32_t* const documents = begins.empty() ? nullptr : begins.data();
     EXPECT_EQ(tokens.size(), batch_.tokens());
     std::vector<float> x(batch_.tokens() * model_.config.hidden_size), y(x.size());
     llama_.embed(weights(0), tokens.data(), x.data());
     for (uint32_t layer = 1; layer < model_.head(); ++layer) {
-      llama_.block(layer, weights(layer), x.data(), y.data());
+      llama_.block(layer, weights(layer), documents, x.data(), y.data());
       std::swap(x, y);
     }
     return x;

@@ -7,6 +7,7 @@ demo_model.json     the demo's model on a fixed prompt (float64) and trained for
                     float32 with frozen tensors and groups of learning rates)
 adamw_pytorch.json  see adamw_pytorch.py
 adafactor_transformers.json  see adafactor_transformers.py
+packed_pytorch.json  see packed_pytorch.py
 """
 import dataclasses
 import json
@@ -19,6 +20,7 @@ sys.dont_write_bytecode = True
 
 import adafactor_transformers
 import adamw_pytorch
+import packed_pytorch
 import reference_trainer as reference
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -57,7 +59,8 @@ def main():
     torch.set_num_threads(1)
     for name, content in {"demo_model.json": demo_model(),
                           "adamw_pytorch.json": adamw_pytorch.golden(),
-                          "adafactor_transformers.json": adafactor_transformers.golden()}.items():
+                          "adafactor_transformers.json": adafactor_transformers.golden(),
+                          "packed_pytorch.json": packed_pytorch.golden()}.items():
         (HERE / name).write_text(json.dumps(content, indent=1) + "\n")
         print(f"wrote {name}")
 

@@ -135,9 +135,13 @@ TEST_F(SharedData, TwoRanksFollowPyTorchsCurve) {
 // algorithm written twice in PyTorch (that file and the golden's own script) differs by 2.5e-3 in
 // grad_norm and 2.5e-4 in loss; rounding the summed gradients to bf16, as the engine does when they
 // leave the device, moves grad_norm by 1.7e-3 and ends 3.2e-3 and 2.9e-4 from the golden numbers.
+//
+// A GPU stores activations and their gradients in bf16 as well: measured 1.5e-3 in loss and 2.8e-2
+// in grad_norm.
 TEST_F(SharedData, Bf16CurveIsPyTorchsWithFloat32Master) {
   const Curve got = train(curve_config(Precision::bf16, 20));
-  expect_curve(got, golden_curve("bf16_weights_fp32_master"), {1e-3, 5e-3});
+  const CurvePoint on_host{1e-3, 5e-3}, on_gpu{5e-3, 5e-2};
+  expect_curve(got, golden_curve("bf16_weights_fp32_master"), gpu_under_test() ? on_gpu : on_host);
 }
 
 /// Inputs and targets of micro-batch `index` of a curve run (4 sequences of 128 tokens).

@@ -135,6 +135,29 @@ TEST(Kernels, CrossEntropyAndItsGradient) {
   }
 }
 
+TEST(Kernels, CrossEntropyOfTokensThatAreNotTrained) {
+  constexpr size_t kRows = 4, kVocabulary = 37;
+  Floats logits = normals(1, kRows * kVocabulary, 3), loss = nans(kRows), all_loss = nans(kRows);
+  std::vector<int32_t> targets = random_tokens(2, kRows, kVocabulary);
+  Floats gradient = logits, all = logits;
+  k.cross_entropy(all.data(), targets.data(), 0.25f, all_loss.data(), kRows, kVocabulary);
+  targets[1] = targets[3] = kNotTrained;
+  std::fill_n(logits.data() + kVocabulary, kVocabulary, NAN);  // whatever they are
+  gradient = logits;
+  k.cross_entropy(gradient.data(), targets.data(), 0.25f, loss.data(), kRows, kVocabulary);
+  for (size_t r = 0; r < kRows; ++r) {
+    const bool trained = targets[r] != kNotTrained;
+    EXPECT_EQ(loss[r], trained ? all_loss[r] : 0.0f);
+    for (size_t v = r * kVocabulary; v < (r + 1) * kVocabulary; ++v) {
+      EXPECT_EQ(gradient[v], trained ? all[v] : 0.0f) << v;
+    }
+  }
+  Floats again = logits;
+  k.cross_entropy(again.data(), targets.data(), 0, loss.data(), kRows, kVocabulary);
+  EXPECT_TRUE(std::isnan(again[kVocabulary])) << "without scale the logits stay";
+  EXPECT_EQ(loss[1], 0.0f);
+}
+
 TEST(Kernels, CrossEntropyOfNonFiniteLogitsIsNotANumber) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), INFINITY}) {
     for (const size_t place : {size_t{0}, size_t{20}, size_t{36}}) {

@@ -57,7 +57,7 @@ BlockRun run_block(const LlamaUnderTest& on) {
   for (const bool first : {true, false}) {
     const std::vector<float> x = normals(2 + first, kUntied.tokens() * kSizes.hidden);
     run.dx = normals(4 + first, x.size());
-    on.llama.block_backward(1, weights.data(), x.data(), run.dx.data(),
+    on.llama.block_backward(1, weights.data(), nullptr, x.data(), run.dx.data(),
                             shape.trainable() ? run.sums.data() : nullptr, first);
   }
   return run;

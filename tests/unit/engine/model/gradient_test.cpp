@@ -112,7 +112,7 @@ class BlockGradient : public testing::TestWithParam<LlamaCase> {
 
 TEST_P(BlockGradient, ForwardAgreesWithReference) {
   std::vector<float> y = nans(x.size());
-  engine.llama.block(1, weights.data(), x.data(), y.data());
+  engine.llama.block(1, weights.data(), nullptr, x.data(), y.data());
   expect_close(
       y, reference_block(c.sizes, reference_weights(shape, weights), doubles_of(x), c.length));
 }
@@ -120,7 +120,7 @@ TEST_P(BlockGradient, ForwardAgreesWithReference) {
 TEST_P(BlockGradient, AgreesWithFiniteDifferences) {
   const std::vector<float> dy = normals(3, x.size());
   std::vector<float> dx = dy, sums = nans(shape.padded);
-  engine.llama.block_backward(1, weights.data(), x.data(), dx.data(), sums.data(), true);
+  engine.llama.block_backward(1, weights.data(), nullptr, x.data(), dx.data(), sums.data(), true);
 
   ReferenceBlock reference = reference_weights(shape, weights);
   Doubles input = doubles_of(x);

@@ -52,7 +52,7 @@ void pass(const LlamaUnderTest& engine, const LlamaCase& c, const void* table, c
   const std::vector<int32_t> targets = random_tokens(seed + 1, c.tokens(), c.sizes.vocabulary);
   const std::vector<float> x = normals(seed + 2, c.tokens() * c.sizes.hidden);
   engine.llama.embed(table, tokens.data(), out.embedded.data());
-  engine.llama.block(1, block, x.data(), out.y.data());
+  engine.llama.block(1, block, nullptr, x.data(), out.y.data());
   const Llama::Head h{.weights = head,
                       .embedding = c.tied ? table : nullptr,
                       .sums = out.head_sums.data(),
@@ -60,7 +60,8 @@ void pass(const LlamaUnderTest& engine, const LlamaCase& c, const void* table, c
                       .first = first};
   out.loss = engine.llama.loss(h, x.data(), targets.data(), 0.5f, out.head_dx.data());
   out.dx = normals(seed + 3, x.size());
-  engine.llama.block_backward(1, block, x.data(), out.dx.data(), out.block_sums.data(), first);
+  engine.llama.block_backward(1, block, nullptr, x.data(), out.dx.data(), out.block_sums.data(),
+                              first);
   engine.llama.embed_backward(tokens.data(), out.dx.data(), out.table_sums.data(),
                               first && !c.tied);
 }
@@ -215,7 +216,9 @@ TEST(Llama, WholeTiedModelAgreesWithFiniteDifferences) {
   const std::vector<int32_t> tokens = random_tokens(40, c.tokens(), c.sizes.vocabulary);
   const std::vector<int32_t> targets = random_tokens(41, c.tokens(), c.sizes.vocabulary);
   llama.embed(weights[0].data(), tokens.data(), x[0].data());
-  for (uint32_t i = 1; i <= 2; ++i) llama.block(i, weights[i].data(), x[i - 1].data(), x[i].data());
+  for (uint32_t i = 1; i <= 2; ++i) {
+    llama.block(i, weights[i].data(), nullptr, x[i - 1].data(), x[i].data());
+  }
   std::vector<float> gradient = nans(x[0].size());
   const double loss = llama.loss({.weights = weights[3].data(),
                                   .embedding = weights[0].data(),
@@ -224,8 +227,8 @@ TEST(Llama, WholeTiedModelAgreesWithFiniteDifferences) {
                                   .first = true},
                                  x[2].data(), targets.data(), 1.0f, gradient.data());
   for (uint32_t i = 2; i >= 1; --i) {
-    llama.block_backward(i, weights[i].data(), x[i - 1].data(), gradient.data(), sums[i].data(),
-                         true);
+    llama.block_backward(i, weights[i].data(), nullptr, x[i - 1].data(), gradient.data(),
+                         sums[i].data(), true);
   }
   llama.embed_backward(tokens.data(), gradient.data(), sums[0].data(), false);
 

@@ -103,8 +103,9 @@ class TokenFileTest : public testing::Test {
 };
 
 TEST(TokenFormatName, ParsesItsOwnNames) {
-  for (const TokenFormat format : {TokenFormat::automatic, TokenFormat::nanogpt, TokenFormat::llmc,
-                                   TokenFormat::megatron, TokenFormat::text}) {
+  for (const TokenFormat format :
+       {TokenFormat::automatic, TokenFormat::prepared, TokenFormat::nanogpt, TokenFormat::llmc,
+        TokenFormat::megatron, TokenFormat::text}) {
     EXPECT_EQ(parse_token_format(token_format_name(format)), format);
   }
   try {

@@ -1,0 +1,139 @@
+"""Hooks on modules and parameters: hold around the forward, and gradients to the engine."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from .groups import Group
+from .optimizer import Optimizer
+from .pager import Layer, ManagedParameter, Pager
+
+
+def _outer_hooks() -> tuple[Any, Any] | None:
+    """The hooks for saved tensors around ours, such as gradient checkpointing's."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+class _Forward:
+    """One call of a module, between its two hooks."""
+
+    def __init__(self, pager: Pager, layers: list[Layer]) -> None:
+        self._pager = pager
+        self._held: list[Layer] = []
+        self._saved: saved_tensors_hooks | None = None
+        self._cache_enabled = torch.is_autocast_cache_enabled()
+        try:
+            for layer in layers:
+                pager.hold(layer)
+                self._held.append(layer)
+        except BaseException:
+            self._release()
+            raise
+        # Autocast would keep its copies of all weights until its context ends.
+        torch.set_autocast_cache_enabled(False)
+        if torch.is_grad_enabled():
+            outer_pack, outer_unpack = _outer_hooks() or (None, None)
+            self._saved = saved_tensors_hooks(
+                lambda tensor: pager.pack(tensor, outer_pack),
+                lambda saved: pager.unpack(saved, outer_unpack),
+            )
+            self._saved.__enter__()
+
+    def end(self) -> None:
+        if self._saved is not None:
+            self._saved.__exit__(None, None, None)
+        torch.set_autocast_cache_enabled(self._cache_enabled)
+        self._release()
+
+    def _release(self) -> None:
+        for layer in reversed(self._held):
+            self._pager.release(layer)
+        self._held.clear()
+
+
+def _nodes_of(output: Any) -> list[torch.autograd.graph.Node]:
+    """Where the backward enters what made an output: a tensor, or several in any structure."""
+    if isinstance(output, torch.Tensor):
+        return [] if output.grad_fn is None else [output.grad_fn]
+    if isinstance(output, dict):
+        output = list(output.values())
+    if isinstance(output, (tuple, list)):
+        return [node for entry in output for node in _nodes_of(entry)]
+    return []
+
+
+def hook_forward(group: Group, layers: list[Layer], pager: Pager) -> None:
+    """Holds `layers` while the group's module computes, in recomputation as well."""
+    calls: list[_Forward] = []  # a module that calls itself has several
+
+    def begin(*_: Any) -> None:
+        calls.append(_Forward(pager, layers))
+
+    def end(_: nn.Module, __: Any, output: Any) -> None:
+        if not calls:
+            return
+        calls.pop().end()
+        # Checkpointing inside the module computes it again without its hooks.
+        for node in _nodes_of(output):
+            node.register_prehook(lambda _: pager.begin_backward(layers))
+
+    group.module.register_forward_pre_hook(begin)
+    # Also when the module throws: checkpointing stops a recomputation that way.
+    group.module.register_forward_hook(end, always_call=True)
+
+
+def hook_gradient(parameter: nn.Parameter, managed: ManagedParameter, optimizer: Optimizer) -> None:
+    """Gives each gradient to the engine, and frees it."""
+    # Parameters do not show their hooks to the garbage collector: a reference would be for ever.
+    target = weakref.ref(optimizer)
+
+    def accumulated(source: torch.Tensor) -> None:
+        gradient = source.grad
+        source.grad = None
+        optimizer = target()
+        if gradient is None or optimizer is None:
+            return
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
+        optimizer.submit(managed, gradient.detach().contiguous())
+
+    parameter.register_post_accumulate_grad_hook(accumulated)
+
+
+def hook_state_dict(module: nn.Module, pager: Pager) -> None:
+    """state_dict has the engine's values, and load_state_dict sets them, a module at a time."""
+
+    def managed_of(prefix: str) -> dict[str, Any]:
+        own = module.named_parameters(recurse=False, remove_duplicate=False)
+        return {prefix + name: pager.managed(parameter) for name, parameter in own}
+
+    def saving(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
+        for key, managed in managed_of(prefix).items():
+            if managed is not None and key in state:
+                values = torch.empty(managed.shape, dtype=managed.parameter.dtype)
+                pager.engine.read_tensor(managed.name, values)
+                state[key] = values
+
+    def loading(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
+        for key, managed in managed_of(prefix).items():
+            if managed is not None and key in state:
+                managed.parameter.data = torch.empty(
+                    managed.shape, dtype=managed.parameter.dtype, device=pager.device
+                )
+                loaded.append(managed)
+
+    def writing(*_: Any) -> None:
+        for managed in loaded:
+            pager.engine.write_tensor(managed.name, managed.parameter.data.cpu())
+            managed.parameter.data = pager.placeholder(managed)
+        loaded.clear()
+
+    loaded: list[Any] = []
+    module.register_state_dict_post_hook(saving)
+    module.register_load_state_dict_pre_hook(loading)
+    module.register_load_state_dict_post_hook(writing)

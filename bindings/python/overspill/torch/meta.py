@@ -1,0 +1,54 @@
+"""Models on the meta device: parameters without memory, and buffers made for real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+
+def is_meta(model: nn.Module) -> bool:
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+def replace_meta_parameters(
+    model: nn.Module, placeholder: Callable[[nn.Parameter], torch.Tensor]
+) -> None:
+    """Puts a parameter of the device in each meta parameter's place; ties stay ties."""
+    replaced: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if not parameter.is_meta:
+                continue
+            if parameter not in replaced:
+                replaced[parameter] = nn.Parameter(
+                    placeholder(parameter), requires_grad=parameter.requires_grad
+                )
+            module._parameters[name] = replaced[parameter]
+
+
+def make_meta_buffers(model: nn.Module, device: torch.device) -> None:
+    """Computes meta buffers again, by building the module that has them from its configuration, as
+    Hugging Face's rotary embeddings allow it. Throws ValueError where that is not possible."""
+    for name, module in model.named_modules():
+        lacking = [n for n, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
+        if not lacking:
+            continue
+        config = getattr(module, "config", None)
+        try:
+            fresh = type(module)(config).to(device)
+            buffers = {n: fresh.get_buffer(n) for n in lacking}
+        except Exception as error:
+            raise ValueError(
+                f"buffer {name}.{lacking[0]} is on the meta device, and {type(module).__name__} "
+                f"cannot be built from its config to compute it ({error}); build the model with "
+                f"real buffers, for example accelerate's init_empty_weights(include_buffers=False)"
+            ) from error
+        for buffer_name, buffer in buffers.items():
+            module._buffers[buffer_name] = buffer
+        for key, value in vars(fresh).items():  # such as original_inv_freq, which is no buffer
+            if isinstance(getattr(module, key, None), torch.Tensor) and isinstance(
+                value, torch.Tensor
+            ):
+                setattr(module, key, value)

@@ -1,0 +1,232 @@
+"""Layers held and released around forward and backward.
+
+A parameter's `.data` is the engine's memory while its layer is held, and otherwise NaN in the
+parameter's shape that takes no memory. Autograd saves weights, and views of them, for the backward:
+they are remembered by their place in the layer instead, and found again in whatever memory the
+layer has by then.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+
+from .. import _core
+from ..engine import Engine
+
+WINDOW_LAYERS = 2  # of the backward: one whose gradients are computed, and the one that follows
+
+
+@dataclass
+class ManagedParameter:
+    """A parameter whose values are the engine's."""
+
+    name: str
+    parameter: torch.nn.Parameter
+    layer: int
+    index: int
+    shape: list[int]
+
+
+@dataclass
+class Layer:
+    """A registered layer, how often it is held now, and where its tensors are."""
+
+    number: int
+    parameters: list[ManagedParameter]
+    holds: int = 0
+    views: list[torch.Tensor] = field(default_factory=list)
+    unpacked: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+
+    def in_use(self) -> bool:
+        """Whether a computation still has a tensor that was found for it."""
+        self.unpacked = [reference for reference in self.unpacked if reference() is not None]
+        return bool(self.unpacked)
+
+
+@dataclass(frozen=True)
+class _SavedWeight:
+    """A weight, or a view of it, as autograd keeps it; `cast` where autocast had converted it."""
+
+    parameter: ManagedParameter
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int | torch.SymInt
+    cast: torch.dtype | None
+
+
+class Pager:
+    """Acquires and releases layers for one model. Thread-safe: the backward has its own thread on
+    GPUs."""
+
+    def __init__(self, engine: Engine, device: torch.device, dtype: torch.dtype) -> None:
+        self.engine = engine
+        self.device = device
+        self.layers: list[Layer] = []
+        self._lock = threading.RLock()
+        self._by_address: dict[int, ManagedParameter] = {}
+        self._by_parameter: dict[torch.nn.Parameter, ManagedParameter] = {}
+        self._views: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._window: list[Layer] = []
+        self._current: list[Layer] = []  # whose backward has begun last
+        self._callback_queued = False
+        self._nan = torch.full((), float("nan"), dtype=dtype, device=device)
+
+    def add_layer(self, layer: Layer) -> None:
+        self.layers.append(layer)
+        for managed in layer.parameters:
+            self._by_parameter[managed.parameter] = managed
+
+    def managed(self, parameter: torch.nn.Parameter) -> ManagedParameter | None:
+        return self._by_parameter.get(parameter)
+
+    def placeholder(self, managed: ManagedParameter) -> torch.Tensor:
+        """NaN in the parameter's shape: a use without its layer shows in the loss at once."""
+        return self._nan.expand(managed.shape)
+
+    def stream(self) -> int:
+        if self.device.type != "cuda":
+            return 0
+        return int(torch.cuda.current_stream(self.device).cuda_stream)
+
+    def hold(self, layer: Layer) -> None:
+        """Brings a layer in, unless it is there, and points its parameters to it."""
+        with self._lock:
+            layer.holds += 1
+            if layer.holds > 1:
+                return
+            try:
+                self._trim_window()
+                addresses = self.engine.acquire(layer.number, self.stream())
+            except BaseException:
+                layer.holds -= 1
+                raise
+            layer.views = [
+                self._view(managed, address)
+                for managed, address in zip(layer.parameters, addresses, strict=True)
+            ]
+            for managed, address, view in zip(
+                layer.parameters, addresses, layer.views, strict=True
+            ):
+                managed.parameter.data = view
+                self._by_address[address] = managed
+
+    def release(self, layer: Layer) -> None:
+        with self._lock:
+            layer.holds -= 1
+            if layer.holds > 0:
+                return
+            for managed, view in zip(layer.parameters, layer.views, strict=True):
+                managed.parameter.data = self.placeholder(managed)
+                self._by_address.pop(view.data_ptr(), None)
+            layer.views = []
+            self.engine.release(layer.number, self.stream())
+
+    def _view(self, managed: ManagedParameter, address: int) -> torch.Tensor:
+        """The same tensor object for the same slot: slots are reused for as long as a run lasts."""
+        key = (managed.layer, managed.index, address)
+        view = self._views.get(key)
+        if view is None:
+            cuda_device = self.device.index or 0 if self.device.type == "cuda" else -1
+            view = torch.utils.dlpack.from_dlpack(
+                _core.view_memory(
+                    address, managed.shape, self.engine.dtype, self.engine,
+                    numpy=False, writable=True, cuda_device=cuda_device,
+                )
+            )  # fmt: skip
+            self._views[key] = view
+        return view
+
+    # What autograd saves.
+
+    def pack(self, tensor: torch.Tensor, outer: Callable[[Any], Any] | None) -> Any:
+        """What is kept of a tensor for the backward: a weight's place, or the tensor itself."""
+        saved = self._describe(tensor)
+        if saved is not None:
+            return saved
+        return tensor if outer is None else outer(tensor)
+
+    def _describe(self, tensor: torch.Tensor) -> _SavedWeight | None:
+        cast = None
+        managed = self._by_address.get(_storage_address(tensor))
+        if managed is None:
+            managed = self._cast_weight(tensor)
+            if managed is None:
+                return None
+            cast = tensor.dtype
+        return _SavedWeight(managed, tensor.size(), tensor.stride(), tensor.storage_offset(), cast)
+
+    def _cast_weight(self, tensor: torch.Tensor) -> ManagedParameter | None:
+        """The weight that autocast converted to make this tensor, or the tensor it views."""
+        base = tensor if tensor._base is None else tensor._base
+        node = base.grad_fn
+        if node is None or node.name() != "ToCopyBackward0" or not base.is_contiguous():
+            return None
+        source = getattr(node.next_functions[0][0], "variable", None)
+        managed = self._by_parameter.get(source) if source is not None else None
+        same = managed is not None and list(base.shape) == managed.shape
+        return managed if same else None
+
+    def unpack(self, saved: Any, outer: Callable[[Any], Any] | None) -> torch.Tensor:
+        """The tensor, for a computation of the backward; brings its layer in first."""
+        if not isinstance(saved, _SavedWeight):
+            tensor: torch.Tensor = saved if outer is None else outer(saved)
+            return tensor
+        layer = self.layers[saved.parameter.layer]
+        with self._lock:
+            self._hold_in_window(layer)
+            base = layer.views[saved.parameter.index]
+            if saved.cast is not None:
+                return base.to(saved.cast).as_strided(saved.size, saved.stride, saved.offset)
+            view = base.as_strided(saved.size, saved.stride, saved.offset)
+            layer.unpacked.append(weakref.ref(view))
+            return view
+
+    # The backward's window: layers that it has brought in and not yet left.
+
+    def begin_backward(self, layers: list[Layer]) -> None:
+        """The backward reaches a module: holds its layers, which it may compute forward again."""
+        with self._lock:
+            self._current = layers
+            for layer in layers:
+                self._hold_in_window(layer)
+
+    def _hold_in_window(self, layer: Layer) -> None:
+        if layer in self._window:
+            return
+        self.hold(layer)
+        self._window.append(layer)
+        if not self._callback_queued:
+            self._callback_queued = True
+            # At the end of the whole backward, as torch.nn.parallel's reducers do it.
+            torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
+
+    def _trim_window(self) -> None:
+        """Leaves layers that nothing computes with any more."""
+        for layer in [entry for entry in self._window if not entry.in_use()]:
+            if layer in self._current:
+                continue
+            self._window.remove(layer)
+            self.release(layer)
+
+    def end_backward(self) -> None:
+        with self._lock:
+            self._callback_queued = False
+            self._current = []
+            for layer in self._window:
+                layer.unpacked.clear()
+                self.release(layer)
+            self._window.clear()
+
+
+def _storage_address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # sparse, functional or other wrapped tensors
+        return 0

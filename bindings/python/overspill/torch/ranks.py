@@ -1,0 +1,33 @@
+"""Where the engine's ranks meet, when torch.distributed runs."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Ranks:
+    rank: int = 0
+    world_size: int = 1
+    master_address: str | None = None
+
+
+def _free_address() -> str:
+    """This host's name for the others, and a port that is free on it now."""
+    host = os.environ.get("MASTER_ADDR") or "127.0.0.1"
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return f"{host}:{probe.getsockname()[1]}"
+
+
+def find_ranks() -> Ranks:
+    """The process group's ranks; PyTorch's own store keeps its port, so the engine gets another."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return Ranks()
+    address = [_free_address() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(address, src=0)
+    return Ranks(dist.get_rank(), dist.get_world_size(), address[0])

@@ -1,0 +1,238 @@
+"""`wrap`: a PyTorch model whose parameters, gradients and optimizer state are the engine's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import TensorSpec
+from ..config import Config, load_config
+from ..engine import Engine
+from .groups import Group, find_groups
+from .hooks import hook_forward, hook_gradient, hook_state_dict
+from .meta import is_meta, make_meta_buffers, replace_meta_parameters
+from .optimizer import Optimizer
+from .pager import WINDOW_LAYERS, Layer, ManagedParameter, Pager
+from .ranks import find_ranks
+
+_PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bf16"}
+
+
+def _dtype_of(groups: list[Group]) -> torch.dtype:
+    """The one type of all parameters; the engine has one precision."""
+    first_name, first = next(iter(groups[0].parameters))
+    for group in groups:
+        for name, parameter in group.parameters:
+            if parameter.dtype not in _PRECISIONS:
+                raise ValueError(
+                    f"{name} is {parameter.dtype}; use float32 or bfloat16 (model.bfloat16())"
+                )
+            if parameter.dtype != first.dtype:
+                raise ValueError(
+                    f"{name} is {parameter.dtype} but {first_name} is {first.dtype}; the engine "
+                    f"has one precision: convert the model with model.to(...), and use autocast to "
+                    f"compute in another"
+                )
+    return first.dtype
+
+
+def _engine_config(config: Config | None, dtype: torch.dtype) -> dict[str, Any]:
+    """The configuration with what the model says; contradictions are errors."""
+    keys = load_config(config)
+    precision = _PRECISIONS[dtype]
+    if keys.setdefault("precision", precision) != precision:
+        raise ValueError(
+            f"precision: {keys['precision']}, but the model's parameters are {dtype}; leave the "
+            f"key out, or convert the model"
+        )
+    offload = keys.setdefault("offload", {})
+    if offload.get("update", "auto") == "auto":
+        offload["update"] = "next_forward"
+    return keys
+
+
+def _parameter_groups(
+    groups: list[Group], given: Iterable[dict[str, Any]] | None, keys: dict[str, Any], lr: float
+) -> list[dict[str, Any]]:
+    """PyTorch's parameter groups: as given, or one with all that trains."""
+    decay = float(keys.get("weight_decay", 0.0))
+    if given is None:
+        trainable = [p for g in groups for _, p in g.parameters if p.requires_grad]
+        return [{"params": trainable, "lr": lr, "weight_decay": decay}]
+    result = []
+    for entry in given:
+        group = {"lr": lr, "weight_decay": decay, **entry}
+        group["params"] = list(group["params"])
+        if group["weight_decay"] not in (0, 0.0, decay):
+            raise ValueError(
+                f"a parameter group has weight_decay {group['weight_decay']}: the engine knows 0 "
+                f"and the configuration's weight_decay, which is {decay}"
+            )
+        result.append(group)
+    grouped = {p for group in result for p in group["params"]}
+    for group_of in groups:
+        for _, parameter in group_of.parameters:
+            if parameter.requires_grad and parameter not in grouped:
+                parameter.requires_grad_(False)  # as any optimizer leaves what it is not given
+    return result
+
+
+def _register(
+    engine: Engine, groups: list[Group], parameter_groups: list[dict[str, Any]], explicit: bool,
+    rename: Callable[[str], str],
+) -> list[list[ManagedParameter]]:  # fmt: skip
+    """Registers each group that owns parameters; what was registered, by layer."""
+    of_group = {p: i for i, g in enumerate(parameter_groups) for p in g["params"]}
+    layers: list[list[ManagedParameter]] = []
+    for group in groups:
+        if not group.parameters:
+            continue
+        number = len(layers)
+        managed, specs = [], []
+        for index, (name, parameter) in enumerate(group.parameters):
+            place = of_group.get(parameter, 0)
+            decay = parameter_groups[place]["weight_decay"] != 0 if explicit else None
+            shape = list(parameter.shape)
+            specs.append(
+                TensorSpec(
+                    rename(name), shape, decay=decay, group=place,
+                    frozen=not parameter.requires_grad,
+                )
+            )  # fmt: skip
+            managed.append(ManagedParameter(rename(name), parameter, number, index, shape))
+        assert engine.register_layer(group.name or "(root)", specs) == number
+        layers.append(managed)
+    return layers
+
+
+def _fill(pager: Pager, weights: str | os.PathLike[str] | None) -> None:
+    """Gives the engine all values, and frees the parameters' own memory one by one."""
+    if weights is None:
+        # A tensor is a part of pages, and those in files must be there before they change.
+        pager.engine.initialize_weights(0, 0.0)
+    for layer in pager.layers:
+        for managed in layer.parameters:
+            parameter = managed.parameter
+            if weights is None:
+                pager.engine.write_tensor(managed.name, parameter.detach().cpu().contiguous())
+            parameter.data = pager.placeholder(managed)
+            parameter.grad = None
+    if weights is not None:
+        pager.engine.load_weights(os.fspath(weights))
+
+
+def _install_hooks(
+    groups: list[Group], pager: Pager, optimizer: Optimizer, model: nn.Module
+) -> None:
+    by_parameter = {m.parameter: m for layer in pager.layers for m in layer.parameters}
+    for group in groups:
+        needed = {by_parameter[p].layer for _, p in group.parameters}
+        needed |= {by_parameter[p].layer for p in group.shared}
+        hook_forward(group, [pager.layers[number] for number in sorted(needed)], pager)
+    for parameter, managed in by_parameter.items():
+        if parameter.requires_grad:
+            hook_gradient(parameter, managed, optimizer)
+    for module in model.modules():
+        if any(p in by_parameter for p in module.parameters(recurse=False)):
+            hook_state_dict(module, pager)
+
+
+def wrap(
+    model: nn.Module,
+    config: Config | None = None,
+    *,
+    lr: float | None = None,
+    params: Iterable[dict[str, Any]] | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    blocks: Sequence[str] | None = None,
+    device: str | torch.device = "cpu",
+    rename: Callable[[str], str] | None = None,
+    progress: Callable[[str, float], bool | None] | None = None,
+) -> tuple[nn.Module, Optimizer]:
+    """Moves a model's parameters to the engine; gives the same model, and its optimizer.
+
+    `config`: keys of the training file (docs/configuration.md); precision is the parameters' own.
+    `lr`: the learning rate (default: the configuration's learning_rate).
+    `params`: parameter groups with `lr` and `weight_decay`; a trainable parameter that is in none
+    is frozen. Without, all that requires gradients trains, and decays from rank 2 on.
+    `weights`: a safetensors file or a Hugging Face directory, from which the engine loads, so that
+    a model on the meta device never is in memory. `rename` makes the file's names from the model's.
+    `blocks`: regular expressions of the modules whose parameters come together (default: the
+    elements of the model's ModuleLists).
+    `device`: where the model computes, "cpu" or "cuda:N".
+    With torch.distributed initialised, its ranks are the engine's.
+    """
+    where = torch.device(device)
+    if is_meta(model) and weights is None:
+        raise ValueError("the model is on the meta device: give weights=, a safetensors directory")
+    if is_meta(model):
+        make_meta_buffers(model, where)
+        nan = float("nan")
+        replace_meta_parameters(
+            model, lambda p: torch.full((), nan, dtype=p.dtype, device=where).expand(p.shape)
+        )
+    groups = find_groups(model, blocks)
+    if not any(group.parameters for group in groups):
+        raise ValueError("the model has no parameters")
+    dtype = _dtype_of([group for group in groups if group.parameters])
+    keys = _engine_config(config, dtype)
+    rate = float(keys.pop("learning_rate", 1e-3) if lr is None else lr)
+    keys.pop("learning_rate", None)
+    parameter_groups = _parameter_groups(groups, params, keys, rate)
+    ranks = find_ranks()
+    engine = Engine(
+        keys, rank=ranks.rank, world_size=ranks.world_size, master_address=ranks.master_address,
+        device="host" if where.type == "cpu" else f"cuda:{where.index or 0}",
+        held_layers=max(group.depth + len(group.shared) for group in groups) + WINDOW_LAYERS,
+        progress=progress,
+    )  # fmt: skip
+    try:
+        registered = _register(
+            engine, groups, parameter_groups, params is not None, rename or (lambda name: name)
+        )
+        plan = engine.finalize()
+        pager = Pager(engine, where, dtype)
+        for number, managed in enumerate(registered):
+            pager.add_layer(Layer(number, managed))
+            for entry in managed:  # what unfrozen_parameters does not match
+                if engine.tensor_info(entry.name).frozen:
+                    entry.parameter.requires_grad_(False)
+        _fill(pager, weights)
+    except BaseException:
+        engine.close()
+        raise
+    in_backward = keys["offload"]["update"] == "in_backward"
+    optimizer = Optimizer(
+        [g for g in parameter_groups], {"lr": rate, "weight_decay": 0.0}, pager, plan,
+        in_backward=in_backward, world_size=ranks.world_size,
+    )  # fmt: skip
+    _install_hooks(groups, pager, optimizer, model)
+    model.overspill_pager = pager  # type: ignore[assignment]
+    return model, optimizer
+
+
+@contextmanager
+def hold(model: nn.Module, *modules: nn.Module) -> Iterator[None]:
+    """Holds the layers of modules, or of their parameters, outside of their own forward: to look at
+    weights, or for a function that uses them directly. As many as slots allow."""
+    pager: Pager = model.overspill_pager  # type: ignore[assignment]
+    numbers: dict[int, None] = {}
+    for module in modules:
+        for parameter in module.parameters():
+            managed = pager.managed(parameter)
+            if managed is not None:
+                numbers[managed.layer] = None
+    held: list[Layer] = []
+    try:
+        for number in numbers:
+            pager.hold(pager.layers[number])
+            held.append(pager.layers[number])
+        yield
+    finally:
+        for layer in reversed(held):
+            pager.release(layer)

@@ -104,9 +104,9 @@ bool updates_twice(const ModelShape& model, const PlanOptions& options, uint32_t
 struct BatchArea {
   explicit BatchArea(const PlanOptions& options, size_t layers);
   uint64_t tokens = 0, targets, document_begins;  ///< int32 of all micro-batches
-  uint64_t losses;               ///< a double per micro-batch
-  uint64_t squares;              ///< a double per layer
-  uint64_t bytes;                ///< a multiple of 4096
+  uint64_t losses;                                ///< a double per micro-batch
+  uint64_t squares;                               ///< a double per layer
+  uint64_t bytes;                                 ///< a multiple of 4096
 };
 
 /// Where the arrays of a chunk's optimizer page lie.

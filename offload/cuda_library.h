@@ -28,8 +28,8 @@ struct CudaLibrary {
 };
 
 /// The runtime that kernels are linked with, else libcudart.so of the headers' major version, or
-/// the file that the environment's OVERSPILL_CUDART names. It stays loaded. Throws Error(not_found) saying how to install it, or
-/// Error(invalid_config) when it is another library or version.
+/// the file that the environment's OVERSPILL_CUDART names. It stays loaded. Throws Error(not_found)
+/// saying how to install it, or Error(invalid_config) when it is another library or version.
 CudaLibrary open_cuda_library();
 
 }  // namespace overspill

@@ -114,8 +114,8 @@ TEST(TokenFormatName, ParsesItsOwnNames) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::invalid_config);
     EXPECT_TRUE(contains(error.what(),
-                         "dataset type \"parquet\": expected one of auto, nanogpt, "
-                         "llmc, megatron, text"));
+                         "dataset type \"parquet\": expected one of auto, prepared, "
+                         "nanogpt, llmc, megatron, text"));
   }
 }
 

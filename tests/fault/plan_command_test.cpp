@@ -49,8 +49,8 @@ TEST_F(PlanCommandTest, EveryShippedProfileLoads) {
   size_t count = 0;
   for (const auto& entry :
        std::filesystem::directory_iterator(std::string(OVERSPILL_SOURCE_DIR) + "/profiles")) {
-    const Child::Result result =
-        plan({root_ / "train.yaml", "--hardware", entry.path(), "--no-advice"});
+    const Child::Result result = plan({root_ / "train.yaml", "--hardware", entry.path(),
+                                       "--no-advice", "--set", "offload.device_memory=256MiB"});
     EXPECT_EQ(result.exit_code, 0) << entry.path() << ": " << result.err;
     ++count;
   }

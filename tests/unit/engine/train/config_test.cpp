@@ -324,7 +324,7 @@ TEST_F(TrainConfigRefusal, WrongOffloadValues) {
        {"  chunk_parameters: 5000\n", {}, {"chunk_parameters: found 5000", "the next one is 8192"}},
        {"  chunk_parameters: 1MiB\n", {}, {"chunk_parameters: found \"1MiB\"", "multiple of 4096"}},
        {"  update: later\n", {}, {"offload.update", "auto, next_forward, twice or in_backward"}},
-       {"  device: cuda\n", {}, {"offload.device", "unified or discrete"}},
+       {"  device: rocm\n", {}, {"offload.device", "cuda, unified or discrete"}},
        {"  nvme_paths: {a: b}\n", {}, {"offload.nvme_paths: found a mapping", "list of paths"}},
        {"  nvme_paths: [/a, /a]\n", {}, {"offload.nvme_paths[1]: found \"/a\" a second time"}},
        {"  nvme_paths: [/a, [/b]]\n", {}, {"offload.nvme_paths[1]: found a list"}},

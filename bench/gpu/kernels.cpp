@@ -110,16 +110,12 @@ class KernelList {
 
   void add_norms() {
     constexpr float kEpsilon = 1e-5f;
-    const auto [x, branch, y, dx] = a_.narrow;
+    bf16 *const x = a_.narrow[0], *const y = a_.narrow[2], *const dx = a_.narrow[3];
     auto* dw = bench_.array<float>(a_.width);
     auto* workspace =
         bench_.array<std::byte>(cuda::rms_norm_gradient_workspace_bytes(a_.rows, a_.width));
     add("rms_norm", 4, [=, this] {
       cuda::rms_norm(bench_.stream(), x, a_.weight, kEpsilon, y, a_.rstd, a_.rows, a_.width);
-    });
-    add("add_rms_norm", 8, [=, this] {
-      cuda::add_rms_norm(bench_.stream(), x, branch, a_.weight, kEpsilon, dx, y, a_.rstd, a_.rows,
-                         a_.width);
     });
     add("rms_norm_gradient", 8, [=, this] {
       cuda::rms_norm_gradient<bf16>(bench_.stream(), x, a_.weight, a_.rstd, y, dx, dw, workspace,

@@ -26,14 +26,11 @@ void embed_gradient(cudaStream_t stream, const int32_t* tokens, const T* dy, flo
                     void* workspace, uint64_t rows, uint64_t d);
 constexpr uint64_t embed_gradient_workspace_bytes(uint64_t rows) { return rows * 4; }
 
-/// y = x * rstd * w with rstd = 1/sqrt(mean(x^2) + eps).
+/// y = x * rstd * w with rstd = 1/sqrt(mean(x^2) + eps). The residual's sum x is made by the
+/// product before (GemmPlans' addend), which saves a pass.
 template <class T>
 void rms_norm(cudaStream_t stream, const T* x, const T* w, float eps, T* y, float* rstd,
               uint64_t rows, uint64_t d);
-/// sum = x + branch, rounded to T; y = norm(sum). sum may be x or branch.
-template <class T>
-void add_rms_norm(cudaStream_t stream, const T* x, const T* branch, const T* w, float eps, T* sum,
-                  T* y, float* rstd, uint64_t rows, uint64_t d);
 struct NormGradientOptions {
   bool accumulate_dx = true;  ///< dx already holds the residual's gradient
   bool accumulate_dw = true;

@@ -12,9 +12,9 @@ constexpr bool is_short(uint64_t d) { return d <= 512; }
 
 template <class T>
 struct Forward {
-  const T *x, *branch, *w;  ///< branch: null, or added to x
+  const T *x, *w;
   float eps;
-  T *sum, *y;
+  T* y;
   float* rstd;
   uint64_t d;
 };
@@ -27,18 +27,11 @@ __global__ void __launch_bounds__(kThreads) norm_row(Forward<T> a) {
   for (uint64_t i = threadIdx.x * kWidth; i < a.d; i += kThreads * kWidth) {
     float value[kWidth];
     load<kWidth>(x + i, value);
-    if (a.branch != nullptr) {
-      float more[kWidth];
-      load<kWidth>(a.branch + first + i, more);
-      for (int j = 0; j < kWidth; ++j) value[j] = to_float(from_float<T>(value[j] + more[j]));
-      store<kWidth>(value, a.sum + first + i);
-    }
     for (int j = 0; j < kWidth; ++j) squares += value[j] * value[j];
   }
   const float mean = block_sum<kThreads>(squares) / static_cast<float>(a.d);
   const float rstd = 1.0f / sqrtf(mean + a.eps);
   if (threadIdx.x == 0) a.rstd[blockIdx.x] = rstd;
-  if (a.branch != nullptr) x = a.sum + first;  // each thread reads back its own
   for (uint64_t i = threadIdx.x * kWidth; i < a.d; i += kThreads * kWidth) {
     float value[kWidth], w[kWidth];
     load<kWidth>(x + i, value);
@@ -137,7 +130,7 @@ struct PartSums {
 
 template <int kThreads, class T>
 void launch_forward(cudaStream_t stream, const Forward<T>& a, uint64_t rows) {
-  const bool vector = a.d % kPack == 0 && aligned(a.x, a.w, a.y) && aligned(a.branch, a.sum);
+  const bool vector = a.d % kPack == 0 && aligned(a.x, a.w, a.y);
   if (vector) {
     OVERSPILL_LAUNCH((norm_row<kThreads, kPack, T>), blocks_x(rows), kThreads, 0, stream, a);
   } else {
@@ -169,13 +162,7 @@ void launch_backward(cudaStream_t stream, const Backward<T>& a, uint64_t parts) 
 template <class T>
 void rms_norm(cudaStream_t stream, const T* x, const T* w, float eps, T* y, float* rstd,
               uint64_t rows, uint64_t d) {
-  launch_forward(stream, Forward<T>{x, nullptr, w, eps, nullptr, y, rstd, d}, rows);
-}
-
-template <class T>
-void add_rms_norm(cudaStream_t stream, const T* x, const T* branch, const T* w, float eps, T* sum,
-                  T* y, float* rstd, uint64_t rows, uint64_t d) {
-  launch_forward(stream, Forward<T>{x, branch, w, eps, sum, y, rstd, d}, rows);
+  launch_forward(stream, Forward<T>{x, w, eps, y, rstd, d}, rows);
 }
 
 uint64_t rms_norm_gradient_workspace_bytes(uint64_t rows, uint64_t d) {
@@ -197,8 +184,6 @@ void rms_norm_gradient(cudaStream_t stream, const T* x, const T* w, const float*
 
 #define INSTANTIATE(T)                                                                             \
   template void rms_norm(cudaStream_t, const T*, const T*, float, T*, float*, uint64_t, uint64_t); \
-  template void add_rms_norm(cudaStream_t, const T*, const T*, const T*, float, T*, T*, float*,    \
-                             uint64_t, uint64_t);                                                  \
   template void rms_norm_gradient(cudaStream_t, const T*, const T*, const float*, const T*, T*,    \
                                   float*, void*, const NormGradientOptions&, uint64_t, uint64_t);
 INSTANTIATE(float)

@@ -223,6 +223,7 @@ void Executor::finish_lane(LaneThread& lane) {
     // What is on the stream is waited for even when a lane has failed: its memory is in use.
     const uint32_t op = lane.ops[i];
     runner_.await(program_->ops[op], *lane.events[i % kAhead]);
+    wait_for_results(lane, op);
     runner_.finish(*program_, program_->ops[op], *context_);
     trace_->events[op].end_ns = now_ns() - origin_ns_;
     {
@@ -231,6 +232,18 @@ void Executor::finish_lane(LaneThread& lane) {
     }
     lane.ready.notify_all();
     complete(op);
+  }
+}
+
+/// What the op waited for on other streams is done there, but its results may not be taken yet: ops
+/// of the host that follow this one need them too.
+void Executor::wait_for_results(const LaneThread& lane, uint32_t op) {
+  for (const OpId dep : program_->deps_of(program_->ops[op])) {
+    LaneThread& other = lanes_[static_cast<size_t>(program_->ops[dep.value].lane)];
+    if (!other.stream || &other == &lane) continue;
+    const size_t position = other.positions[dep.value];
+    std::unique_lock lock(other.mutex);
+    other.ready.wait(lock, [&] { return stopped_ || other.finished > position; });
   }
 }
 

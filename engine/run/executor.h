@@ -62,6 +62,7 @@ class Executor {
   bool wait_to_put(LaneThread& lane, size_t position, size_t finished);
   void wait_for_streams(LaneThread& lane, uint32_t op);
   void finish_lane(LaneThread& lane);
+  void wait_for_results(const LaneThread& lane, uint32_t op);
   bool on_stream(uint32_t op) const;
   void put_done(uint32_t op);
   void complete(uint32_t op);

@@ -49,7 +49,7 @@ const StepPlace kPlace{.gpu = 0,
                        .drives = {},
                        .rounds = {.rounds = 1, .seconds = 1e-6},
                        .drive_seconds = 0.002,
-                       .seconds = 60};
+                       .seconds = 3600};
 
 template <class F>
 F* ask(const char* file, const char* name) {

@@ -12,6 +12,7 @@
 #include "bench/throttled_io.h"
 #include "engine/base/error.h"
 #include "engine/base/units.h"
+#include "engine/model/host_state_math.h"
 #include "engine/model/llama.h"
 #include "engine/plan/planner.h"
 #include "engine/run/executor.h"
@@ -124,7 +125,8 @@ void measure(const Arguments& a) {
   PageStore store(layout, {.nvme_paths = {a.path}, .io = io});
   llama.set_scratch(store.address(layout.scratch));
   initialize_weights(store, 1);
-  Executor executor(store, llama);
+  const HostStateMath state(model, host_kernels());
+  Executor executor(store, state, &llama);
   StepContext context;
   context.losses.assign(1, 0);
   context.gradient_squares.assign(model.layers.size(), 0);

@@ -13,6 +13,26 @@
 namespace overspill {
 namespace {
 
+/// False where another device has pinned it, for all GPUs.
+bool pin_host(const CudaLibrary& cuda, std::span<std::byte> host, const std::string& where) {
+  const cudaError_t status =
+      cuda.cudaHostRegister(host.data(), host.size(), cudaHostRegisterPortable);
+  if (status == cudaErrorHostMemoryAlreadyRegistered) {
+    cuda.cudaGetLastError();
+    return false;
+  }
+  if (status == cudaErrorMemoryAllocation || status == cudaErrorOperatingSystem) {
+    const char* const reason = cuda.cudaGetErrorString(status);
+    cuda.cudaGetLastError();
+    fail(ErrorCode::does_not_fit,
+         "host memory: the driver cannot pin {} for {}: {}; raise the limit of locked memory "
+         "(`ulimit -l unlimited`) or lower offload.host_memory",
+         format_bytes(host.size()), where, reason);
+  }
+  cuda_check(cuda, status, "pin {} bytes of host memory for {}", host.size(), where);
+  return true;
+}
+
 class CudaEvent final : public DeviceEvent {
  public:
   explicit CudaEvent(const CudaLibrary& cuda) : cuda_(cuda) {
@@ -54,19 +74,19 @@ class Gpu final : public CudaDevice {
   void wait(DeviceStream stream, DeviceEvent& event) override;
   void launch_host_function(DeviceStream stream, void (*function)(void*), void* argument) override;
   void synchronize(DeviceStream stream) override;
+  void use() override;
   void* native_stream(DeviceStream stream) override {
     use();
     return at(stream);
   }
+  void record_on(void* stream, DeviceEvent& event) override;
+  void wait_on(void* stream, DeviceEvent& event) override;
+  void zero_on(void* stream, std::byte* device, uint64_t bytes) override;
+  void copy_on(void* stream, void* to, const void* from, uint64_t bytes) override;
+  bool reaches(const void* memory) override;
 
  private:
   cudaStream_t at(DeviceStream stream) const { return streams_[static_cast<size_t>(stream)]; }
-  /// CUDA keeps the GPU in use for each thread. When it is lost, the call that follows says so, and
-  /// what it was to do.
-  void use() {
-    const cudaError_t status = cuda_.cudaSetDevice(static_cast<int>(gpu()));
-    if (!cuda_error_is_sticky(status)) cuda_check(cuda_, status, "use {}", where_);
-  }
   void make_streams();
   void allocate(uint64_t bytes);
   void release() noexcept;
@@ -98,6 +118,13 @@ Gpu::Gpu(const CudaLibrary& cuda, const CudaGpu& gpu, uint64_t bytes)
     release();
     throw;
   }
+}
+
+/// CUDA keeps the GPU in use for each thread. When it is lost, the call that follows says so, and
+/// what it was to do.
+void Gpu::use() {
+  const cudaError_t status = cuda_.cudaSetDevice(static_cast<int>(gpu()));
+  if (!cuda_error_is_sticky(status)) cuda_check(cuda_, status, "use {}", where_);
 }
 
 /// Copies and collectives go before compute wherever both could run: compute waits for them.
@@ -166,6 +193,51 @@ void Gpu::wait(DeviceStream stream, DeviceEvent& event) {
              "let the {} stream of {} wait for an event", device_stream_name(stream), where_);
 }
 
+void Gpu::record_on(void* stream, DeviceEvent& event) {
+  use();
+  cuda_check(cuda_,
+             cuda_.cudaEventRecord(static_cast<const CudaEvent&>(event).handle(),
+                                   static_cast<cudaStream_t>(stream)),
+             "record an event on a stream of the program on {}", where_);
+}
+
+void Gpu::wait_on(void* stream, DeviceEvent& event) {
+  use();
+  cuda_check(cuda_,
+             cuda_.cudaStreamWaitEvent(static_cast<cudaStream_t>(stream),
+                                       static_cast<const CudaEvent&>(event).handle(),
+                                       cudaEventWaitDefault),
+             "let a stream of the program on {} wait for an event", where_);
+}
+
+void Gpu::zero_on(void* stream, std::byte* device, uint64_t bytes) {
+  CHECK(in_memory(device, bytes));
+  use();
+  cuda_check(cuda_, cuda_.cudaMemsetAsync(device, 0, bytes, static_cast<cudaStream_t>(stream)),
+             "clear {} bytes on a stream of the program on {}", bytes, where_);
+}
+
+void Gpu::copy_on(void* stream, void* to, const void* from, uint64_t bytes) {
+  use();
+  cuda_check(
+      cuda_,
+      cuda_.cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)),
+      "copy {} bytes on a stream of the program on {}", bytes, where_);
+}
+
+bool Gpu::reaches(const void* memory) {
+  use();
+  cudaPointerAttributes found{};
+  const cudaError_t status = cuda_.cudaPointerGetAttributes(&found, memory);
+  if (status == cudaErrorInvalidValue) {  // no memory that CUDA knows
+    cuda_.cudaGetLastError();
+    return false;
+  }
+  cuda_check(cuda_, status, "find out where memory lies");
+  if (found.type == cudaMemoryTypeDevice) return found.device == static_cast<int>(gpu());
+  return found.type != cudaMemoryTypeUnregistered;
+}
+
 void Gpu::launch_host_function(DeviceStream stream, void (*function)(void*), void* argument) {
   use();
   cuda_check(cuda_, cuda_.cudaLaunchHostFunc(at(stream), function, argument),
@@ -180,22 +252,7 @@ void Gpu::synchronize(DeviceStream stream) {
 
 void Gpu::pin(std::span<std::byte> host) {
   use();
-  const cudaError_t status =
-      cuda_.cudaHostRegister(host.data(), host.size(), cudaHostRegisterPortable);
-  if (status == cudaErrorHostMemoryAlreadyRegistered) {  // by another GPU's device, for all GPUs
-    cuda_.cudaGetLastError();
-    return;
-  }
-  if (status == cudaErrorMemoryAllocation || status == cudaErrorOperatingSystem) {
-    const char* const reason = cuda_.cudaGetErrorString(status);
-    cuda_.cudaGetLastError();
-    fail(ErrorCode::does_not_fit,
-         "host memory: the driver cannot pin {} for {}: {}; raise the limit of locked memory "
-         "(`ulimit -l unlimited`) or lower offload.host_memory",
-         format_bytes(host.size()), where_, reason);
-  }
-  cuda_check(cuda_, status, "pin {} bytes of host memory for {}", host.size(), where_);
-  pinned_.push_back(host.data());
+  if (pin_host(cuda_, host, where_)) pinned_.push_back(host.data());
 }
 
 void Gpu::unpin(std::span<std::byte> host) noexcept {
@@ -231,6 +288,33 @@ void Gpu::copy_now(DeviceStream stream, std::byte* to, const std::byte* from, ui
 }
 
 }  // namespace
+
+PinnedMemory::PinnedMemory(std::span<std::byte> host, uint32_t gpu) {
+  if (host.empty()) return;
+  use_gpu(gpu);
+  if (pin_host(open_cuda_library(), host, fmt::format("GPU {}", gpu))) memory_ = host.data();
+}
+
+PinnedMemory::~PinnedMemory() {
+  if (memory_ == nullptr) return;
+  const CudaLibrary cuda = open_cuda_library();
+  if (cuda.cudaHostUnregister(memory_) != cudaSuccess) cuda.cudaGetLastError();
+}
+
+GpuScope::GpuScope(bool uses_gpus) {
+  if (!uses_gpus) return;
+  static const CudaLibrary cuda = open_cuda_library();
+  if (cuda.cudaGetDevice(&before_) != cudaSuccess) before_ = -1;
+}
+
+GpuScope::~GpuScope() {
+  if (before_ < 0) return;
+  static const CudaLibrary cuda = open_cuda_library();
+  int now = before_;
+  if (cuda.cudaGetDevice(&now) == cudaSuccess && now != before_) {
+    cuda.cudaSetDevice(before_);
+  }
+}
 
 std::unique_ptr<CudaDevice> make_cuda_device(uint64_t bytes, uint32_t gpu) {
   const CudaGpus found = cuda_devices();

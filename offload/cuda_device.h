@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "offload/device.h"
@@ -53,14 +55,59 @@ GpuMemory gpu_memory(uint32_t gpu);
 class CudaDevice : public Device {
  public:
   uint32_t gpu() const { return gpu_; }
+  /// Makes the GPU the calling thread's.
+  virtual void use() = 0;
   /// The cudaStream_t for kernels and libraries; makes the GPU the calling thread's.
   virtual void* native_stream(DeviceStream stream) = 0;
+
+  // Streams of another program on this GPU (cudaStream_t; null is its default stream). Any thread.
+
+  virtual void record_on(void* stream, DeviceEvent& event) = 0;
+  /// As wait(): what the program puts on the stream from now on begins later.
+  virtual void wait_on(void* stream, DeviceEvent& event) = 0;
+  virtual void zero_on(void* stream, std::byte* device, uint64_t bytes) = 0;
+  /// Between any two places that reaches() is true of.
+  virtual void copy_on(void* stream, void* to, const void* from, uint64_t bytes) = 0;
+  /// Whether kernels and asynchronous copies of this GPU can use the memory: its own, managed, or
+  /// pinned.
+  virtual bool reaches(const void* memory) = 0;
 
  protected:
   CudaDevice(std::string name, uint32_t gpu) : Device(std::move(name), false), gpu_(gpu) {}
 
  private:
   uint32_t gpu_;
+};
+
+/// Puts the calling thread's GPU back at the end of a scope: it is another program's.
+class GpuScope {
+ public:
+  /// `uses_gpus`: else nothing changes it.
+  explicit GpuScope(bool uses_gpus);
+  ~GpuScope();
+  GpuScope(const GpuScope&) = delete;
+  GpuScope& operator=(const GpuScope&) = delete;
+
+ private:
+  int before_ = -1;
+};
+
+/// Keeps host memory pinned for all GPUs, whatever device uses it. Destroyed before the memory is
+/// freed, when no GPU uses it any more. Move-only.
+class PinnedMemory {
+ public:
+  PinnedMemory() = default;
+  /// Throws Error(does_not_fit) when the system refuses.
+  PinnedMemory(std::span<std::byte> host, uint32_t gpu);
+  PinnedMemory(PinnedMemory&& other) noexcept : memory_(std::exchange(other.memory_, nullptr)) {}
+  PinnedMemory& operator=(PinnedMemory&& other) noexcept {
+    std::swap(memory_, other.memory_);
+    return *this;
+  }
+  ~PinnedMemory();
+
+ private:
+  std::byte* memory_ = nullptr;
 };
 
 /// Allocates all memory and streams of the run. Throws Error(not_found) without a GPU,

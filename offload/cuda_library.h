@@ -11,7 +11,8 @@ namespace overspill {
   F(cudaRuntimeGetVersion) F(cudaDriverGetVersion) F(cudaGetDeviceCount)               \
   F(cudaGetDeviceProperties) F(cudaDeviceGetPCIBusId) F(cudaDeviceCanAccessPeer)       \
   F(cudaGetErrorName) F(cudaGetErrorString) F(cudaGetLastError)                        \
-  F(cudaSetDevice) F(cudaSetDeviceFlags) F(cudaDeviceGetStreamPriorityRange)           \
+  F(cudaSetDevice) F(cudaGetDevice) F(cudaSetDeviceFlags)                              \
+  F(cudaDeviceGetStreamPriorityRange)                                                  \
   F(cudaMemGetInfo) F(cudaMalloc) F(cudaFree) F(cudaHostAlloc) F(cudaFreeHost)         \
   F(cudaHostRegister) F(cudaHostUnregister) F(cudaPointerGetAttributes)                \
   F(cudaStreamCreateWithPriority) F(cudaStreamDestroy) F(cudaStreamQuery)              \

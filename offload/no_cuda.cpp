@@ -20,6 +20,15 @@ void use_gpu(uint32_t gpu) { fail(ErrorCode::not_found, "no GPU {}: {}", gpu, kA
 
 GpuMemory gpu_memory(uint32_t gpu) { fail(ErrorCode::not_found, "no GPU {}: {}", gpu, kAbsence); }
 
+PinnedMemory::PinnedMemory(std::span<std::byte>, uint32_t gpu) {
+  fail(ErrorCode::not_found, "no GPU {}: {}", gpu, kAbsence);
+}
+
+PinnedMemory::~PinnedMemory() = default;
+
+GpuScope::GpuScope(bool) {}
+GpuScope::~GpuScope() = default;
+
 std::unique_ptr<CudaDevice> make_cuda_device(uint64_t, uint32_t gpu) {
   fail(ErrorCode::not_found, "no GPU {}: {}", gpu, kAbsence);
 }

@@ -24,12 +24,14 @@ class LayerCalls {
       : tokens_(step.tokens),
         model_(llama_layers(model_config(step))),
         layers_(make_cuda_model(model_, DType::bf16, {1, tokens_}, place.gpu)),
+        state_(make_cuda_state_math(model_)),
         parameters_(std::max(model_.layers[kBlock].padded, model_.layers[model_.head()].padded)),
         host_(kPageBytes + tokens_ * sizeof(int32_t), "targets"),
         device_(make_cuda_device(device_bytes(), place.gpu)),
         pinned_(device_->register_host({host_.memory(), host_.bytes()})),
         bench_(*device_, place.rounds, progress) {
     layers_->attach(*device_, bench_.array<std::byte>(layers_->scratch_bytes()));
+    state_->attach(*device_, bench_.array<std::byte>(state_->scratch_bytes()));
     weights_ = bench_.array<uint16_t>(parameters_);
     gradient_ = bench_.array<uint16_t>(parameters_);
     sums_ = bench_.array<float>(parameters_);
@@ -57,8 +59,8 @@ class LayerCalls {
  private:
   uint64_t values_count() const { return tokens_ * model_.config.hidden_size; }
   uint64_t device_bytes() const {
-    constexpr uint64_t kArrays = 7;  // each from a page on
-    return layers_->scratch_bytes() + 8 * parameters_ + 6 * values_count() + kArrays * kPageBytes;
+    constexpr uint64_t kArrays = 8;  // each from a page on
+    return layers_->scratch_bytes() + state_->scratch_bytes() + 8 * parameters_ + 6 * values_count() + kArrays * kPageBytes;
   }
 
   void add_passes() {
@@ -86,9 +88,9 @@ class LayerCalls {
     const uint64_t size = model_.layers[kBlock].padded;
     const auto elements = static_cast<double>(size);
     bench_.add("step: squares of a gradient", "G elements/s", elements,
-               [this, size] { layers_->square_sum(kBlock, sums_, 0, size, total()); });
+               [this, size] { state_->square_sum(kBlock, sums_, 0, size, total()); });
     bench_.add("step: a gradient to bf16", "G elements/s", elements,
-               [this, size] { layers_->round_gradient(sums_, gradient_, size); });
+               [this, size] { state_->round_gradient(sums_, gradient_, size); });
   }
 
   double* total() const { return reinterpret_cast<double*>(host_.memory()); }
@@ -99,6 +101,7 @@ class LayerCalls {
   const uint64_t tokens_;
   const ModelShape model_;
   const std::unique_ptr<Model> layers_;
+  const std::unique_ptr<StateMath> state_;
   const uint64_t parameters_;  ///< of the larger layer
   const Arena host_;
   const std::unique_ptr<CudaDevice> device_;

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <map>
 
+#include "engine/base/log.h"
+#include "engine/model/cuda_model.h"
 #include "engine/train/rank_setup.h"
 
 namespace overspill {
@@ -57,6 +59,51 @@ RankIdentity identity_of(const osp_engine_options_t& options) {
   return identity;
 }
 
+/// The number in "cuda:N"; none in "cuda", nor where the option is not given.
+std::optional<uint32_t> gpu_number(const char* option) {
+  const std::string device = option == nullptr ? "cuda" : option;
+  if (device == "cuda") return std::nullopt;
+  constexpr size_t kPrefix = 5, kMostDigits = 4;
+  const std::string digits = device.starts_with("cuda:") ? device.substr(kPrefix) : "";
+  const bool number = !digits.empty() && digits.size() <= kMostDigits &&
+                      std::ranges::all_of(digits, [](char c) { return c >= '0' && c <= '9'; });
+  if (!number) refuse(Misuse::bad_argument, "device \"{}\": accepted: host, cuda, cuda:N", device);
+  return static_cast<uint32_t>(std::stoul(digits));
+}
+
+/// Whether the option and offload.device say a GPU.
+bool wants_gpu(const char* option, const OffloadConfig& offload) {
+  const bool host = option != nullptr && std::string(option) == "host";
+  const bool named = option != nullptr && !host;
+  const bool wanted = offload.device == DeviceMode::cuda;
+  if (host && wanted) {
+    fail(ErrorCode::invalid_config,
+         "offload.device: cuda, and the engine's option device: \"host\"; remove one of them");
+  }
+  if (named && !wanted && offload.device != DeviceMode::automatic) {
+    fail(ErrorCode::invalid_config,
+         "offload.device: {} is the host, and the engine's option device: \"{}\" a GPU; remove one "
+         "of them",
+         offload.device == DeviceMode::unified ? "unified" : "discrete", option);
+  }
+  return named || wanted;
+}
+
+/// Checks that there is the GPU, before ranks meet.
+void require_gpu(std::optional<uint32_t> number) {
+  const std::string what = number ? fmt::format("device cuda:{}", *number) : "device cuda";
+  if (*cuda_model_absence() != '\0') {
+    refuse(Misuse::unsupported, "{}: {}", what, cuda_model_absence());
+  }
+  const CudaGpus found = cuda_devices();
+  if (found.gpus.empty()) refuse(Misuse::unsupported, "{}: {}", what, found.absence);
+  if (!number || *number < found.gpus.size()) return;
+  refuse(Misuse::bad_argument,
+         "{}: CUDA shows {} GPU{} to this process, counted from 0; see `overspill info` and "
+         "CUDA_VISIBLE_DEVICES",
+         what, found.gpus.size(), found.gpus.size() == 1 ? "" : "s");
+}
+
 /// Keeps a text of the configuration out of what cannot be one.
 std::string checked_text(const char* configuration) {
   constexpr size_t kMost = size_t{1} << 20;
@@ -99,27 +146,25 @@ Engine::Engine(const char* configuration, const osp_engine_options_t& given)
     refuse(Misuse::bad_argument, "loop: {}, which is not one of osp_loop_t",
            static_cast<int>(options.loop));
   }
-  const std::string device = options.device == nullptr ? "host" : options.device;
-  if (device.starts_with("cuda")) {
-    refuse(Misuse::unsupported,
-           "device \"{}\": layers of other programs are paged in host memory by this version; use "
-           "\"host\"",
-           device);
-  }
-  if (device != "host") {
-    refuse(Misuse::bad_argument, "device \"{}\": accepted: host, cuda:N", device);
-  }
   const LogScope log(callbacks.log());
   config = parse_state_config(checked_text(configuration));
-  if (config.offload.device == DeviceMode::cuda) {
-    refuse(Misuse::unsupported,
-           "offload.device: cuda: layers of other programs are paged in host memory by this "
-           "version; remove the key, or write unified or discrete");
-  }
   const RankIdentity identity = identity_of(options);
-  if (identity.ranks > 1) check_backend(config, false);
+  const bool on_gpu = wants_gpu(options.device, config.offload);
+  const auto number = on_gpu ? gpu_number(options.device) : std::nullopt;
+  if (on_gpu) require_gpu(number);
+  if (config.offload.device == DeviceMode::automatic) {
+    config.offload.device = on_gpu ? DeviceMode::cuda : DeviceMode::unified;
+  }
+  if (config.offload.update_twice.value_or(false)) {
+    log_warning(
+        "offload.update: twice is for the native trainer: layers of other programs are updated "
+        "once, as with next_forward");
+  }
+  if (identity.ranks > 1) check_backend(config, on_gpu);
   ranks = identity.ranks == 1 ? std::make_unique<Ranks>()
                               : std::make_unique<Ranks>(identity, ranks_options(config));
+  if (on_gpu) gpu = number ? *number : gpu_of_local_rank(ranks->identity().local_rank);
+  blocks = std::make_unique<HostBlocks>(gpu);
 }
 
 std::shared_ptr<Engine> engine_of(osp_engine_t handle) {
@@ -159,6 +204,7 @@ Pager& pager_of(Engine& engine) {
 osp_status_t on_engine(osp_engine_t handle, const std::function<void(Engine&)>& body) {
   return guarded([&] {
     const std::shared_ptr<Engine> engine = engine_of(handle);
+    const GpuScope gpu(engine->gpu.has_value());
     const LogScope log(engine->callbacks.log());
     const ProgressScope progress(engine->callbacks.progress());
     body(*engine);
@@ -173,8 +219,8 @@ void require_pointer(const void* pointer, const char* name) {
   if (pointer == nullptr) refuse(Misuse::bad_argument, "{} is null", name);
 }
 
-void require_no_stream(void* stream) {
-  if (stream == nullptr) return;
+void require_stream_of(const Engine& engine, void* stream) {
+  if (stream == nullptr || engine.gpu) return;
   refuse(Misuse::bad_argument, "a stream, and the engine's device is the host: it must be null");
 }
 

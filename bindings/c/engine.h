@@ -47,15 +47,16 @@ struct Engine {
   const osp_engine_options_t options;  ///< its texts are not kept
   Callbacks callbacks;
   TrainConfig config;
+  std::optional<uint32_t> gpu;  ///< the device; else the host
   std::unique_ptr<Ranks> ranks;
-  HostBlocks blocks;
+  std::unique_ptr<HostBlocks> blocks;
 
   std::mutex mutex;  ///< of what follows until the engine is finalized
   LayerRegistry registry;
   std::optional<std::vector<uint32_t>> order;
   bool finalized = false;  ///< or osp_finalize has failed
-  std::unique_ptr<ActivationStore> activations;
   std::unique_ptr<Pager> pager;
+  std::unique_ptr<ActivationStore> activations;  ///< on the pager's device
 };
 
 /// Throws HandleError.
@@ -76,7 +77,7 @@ osp_status_t on_pager(osp_engine_t handle, const std::function<void(Engine&, Pag
 
 void require_pointer(const void* pointer, const char* name);
 /// There are no streams on the host.
-void require_no_stream(void* stream);
+void require_stream_of(const Engine& engine, void* stream);
 /// `type` as the engine's numbers name it.
 DType dtype_of(osp_dtype_t type, const Engine& engine);
 /// What a caller's structure, of its size, may have at least of the first fields.

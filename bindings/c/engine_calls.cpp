@@ -49,9 +49,11 @@ osp_status_t osp_engine_create(const char* configuration, const osp_engine_optio
 osp_status_t osp_engine_destroy(osp_engine_t handle) {
   if (handle == nullptr) return OSP_SUCCESS;
   return guarded([&] {
-    const std::shared_ptr<Engine> engine = remove_engine(handle);
+    std::shared_ptr<Engine> engine = remove_engine(handle);
+    const GpuScope gpu(engine->gpu.has_value());
     const LogScope log(engine->callbacks.log());
     if (engine->pager) engine->pager->drain();
+    engine.reset();
   });
 }
 
@@ -59,14 +61,14 @@ osp_status_t osp_memory_allocate(osp_engine_t handle, uint64_t bytes, int32_t no
   return on_engine(handle, [&](Engine& engine) {
     require_pointer(memory, "memory");
     if (node < -1) refuse(Misuse::bad_argument, "node {}: a NUMA node from 0 on, or -1", node);
-    *memory = engine.blocks.allocate(
+    *memory = engine.blocks->allocate(
         bytes, node < 0 ? std::nullopt : std::optional(static_cast<uint32_t>(node)));
   });
 }
 
 osp_status_t osp_memory_free(osp_engine_t handle, void* memory) {
   return on_engine(handle, [&](Engine& engine) {
-    if (memory != nullptr) engine.blocks.free(static_cast<std::byte*>(memory));
+    if (memory != nullptr) engine.blocks->free(static_cast<std::byte*>(memory));
   });
 }
 
@@ -93,8 +95,8 @@ osp_status_t osp_activation_save(osp_engine_t handle, const void* buffer, uint64
   return on_pager(handle, [&](Engine& engine, Pager&) {
     require_pointer(buffer, "buffer");
     require_pointer(activation, "activation");
-    require_no_stream(stream);
-    *activation = engine.activations->save(static_cast<const std::byte*>(buffer), bytes);
+    require_stream_of(engine, stream);
+    *activation = engine.activations->save(static_cast<const std::byte*>(buffer), bytes, stream);
   });
 }
 
@@ -107,8 +109,8 @@ osp_status_t osp_activation_restore(osp_engine_t handle, osp_activation_t activa
                                     uint64_t bytes, void* stream) {
   return on_pager(handle, [&](Engine& engine, Pager&) {
     require_pointer(buffer, "buffer");
-    require_no_stream(stream);
-    engine.activations->restore(activation, static_cast<std::byte*>(buffer), bytes);
+    require_stream_of(engine, stream);
+    engine.activations->restore(activation, static_cast<std::byte*>(buffer), bytes, stream);
   });
 }
 

@@ -165,21 +165,25 @@ osp_status_t osp_finalize(osp_engine_t handle, osp_plan_t* plan) {
     }
     engine.finalized = true;
     engine.registry.finish(engine.config.unfrozen_parameters);
-    engine.activations = std::make_unique<ActivationStore>(
-        ActivationStore::Options{.host_bytes = engine.options.activation_host_bytes,
-                                 .nvme_bytes = engine.options.activation_nvme_bytes,
-                                 .nvme_paths = engine.config.offload.nvme_paths,
-                                 .io = engine.config.offload.io});
     Pager::Options options{
         .held_layers = engine.options.held_layers,
         .micro_batch_major = engine.options.loop == OSP_LOOP_MICRO_BATCH_MAJOR,
         .log = engine.callbacks.log(),
         .progress = engine.callbacks.progress(),
-        .warn = [&engine](const std::string& message) { engine.callbacks.warn(message); }};
-    engine.pager =
+        .warn = [&engine](const std::string& message) { engine.callbacks.warn(message); },
+        .gpu = engine.gpu};
+    auto pager =
         std::make_unique<Pager>(engine.registry, engine.config, *engine.ranks, std::move(options));
-    if (engine.order) engine.pager->declare_order(*engine.order);
-    give_result(plan_of(engine.pager->layout()), plan, "plan");
+    auto activations = std::make_unique<ActivationStore>(
+        ActivationStore::Options{.host_bytes = engine.options.activation_host_bytes,
+                                 .nvme_bytes = engine.options.activation_nvme_bytes,
+                                 .nvme_paths = engine.config.offload.nvme_paths,
+                                 .io = engine.config.offload.io,
+                                 .gpu = pager->gpu()});
+    if (engine.order) pager->declare_order(*engine.order);
+    give_result(plan_of(pager->layout()), plan, "plan");
+    engine.pager = std::move(pager);
+    engine.activations = std::move(activations);
   });
 }
 

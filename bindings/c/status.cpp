@@ -30,6 +30,7 @@ osp_status_t status_of(Misuse kind) {
     case Misuse::gradient_complete: return OSP_ERROR_GRADIENT_COMPLETE;
     case Misuse::gradient_missing: return OSP_ERROR_GRADIENT_MISSING;
     case Misuse::step_not_started: return OSP_ERROR_STEP_NOT_STARTED;
+    case Misuse::no_weights: return OSP_ERROR_NO_WEIGHTS;
     case Misuse::unsupported: return OSP_ERROR_UNSUPPORTED;
   }
   return OSP_ERROR_INTERNAL;
@@ -102,6 +103,7 @@ const char* osp_status_string(osp_status_t status) {
     OSP_NAME(OSP_ERROR_GRADIENT_COMPLETE);
     OSP_NAME(OSP_ERROR_GRADIENT_MISSING);
     OSP_NAME(OSP_ERROR_STEP_NOT_STARTED);
+    OSP_NAME(OSP_ERROR_NO_WEIGHTS);
     OSP_NAME(OSP_ERROR_INVALID_FILE);
     OSP_NAME(OSP_ERROR_NOT_FOUND);
     OSP_NAME(OSP_ERROR_DOES_NOT_FIT);

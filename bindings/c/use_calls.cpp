@@ -47,9 +47,9 @@ extern "C" {
 
 osp_status_t osp_acquire(osp_engine_t handle, uint32_t layer, void* stream, const void** weights,
                          size_t count) {
-  return on_pager(handle, [&](Engine&, Pager& pager) {
+  return on_pager(handle, [&](Engine& engine, Pager& pager) {
     if (count > 0) require_pointer(weights, "weights");
-    require_no_stream(stream);
+    require_stream_of(engine, stream);
     pager.acquire(layer, std::span(weights, count));
   });
 }
@@ -59,9 +59,9 @@ osp_status_t osp_prefetch(osp_engine_t handle, uint32_t layer) {
 }
 
 osp_status_t osp_release(osp_engine_t handle, uint32_t layer, void* stream) {
-  return on_pager(handle, [&](Engine&, Pager& pager) {
-    require_no_stream(stream);
-    pager.release(layer);
+  return on_pager(handle, [&](Engine& engine, Pager& pager) {
+    require_stream_of(engine, stream);
+    pager.release(layer, stream);
   });
 }
 
@@ -69,16 +69,16 @@ osp_status_t osp_submit_gradient(osp_engine_t handle, uint32_t layer, uint32_t t
                                  const void* gradient, osp_dtype_t dtype, uint64_t count,
                                  void* stream) {
   return on_pager(handle, [&](Engine& engine, Pager& pager) {
-    require_no_stream(stream);
-    pager.submit(layer, tensor, values_of(gradient, dtype, count, engine));
+    require_stream_of(engine, stream);
+    pager.submit(layer, tensor, values_of(gradient, dtype, count, engine), stream);
   });
 }
 
 osp_status_t osp_submit_gradients(osp_engine_t handle, uint32_t layer, const void* gradients,
                                   osp_dtype_t dtype, uint64_t count, void* stream) {
   return on_pager(handle, [&](Engine& engine, Pager& pager) {
-    require_no_stream(stream);
-    pager.submit_flat(layer, values_of(gradients, dtype, count, engine));
+    require_stream_of(engine, stream);
+    pager.submit_flat(layer, values_of(gradients, dtype, count, engine), stream);
   });
 }
 

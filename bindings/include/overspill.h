@@ -16,16 +16,21 @@
  *
  * Conventions, which hold for every call:
  * - Status. OSP_SUCCESS, or what went wrong; osp_last_error has the whole message. A call that
- *   returns OSP_ERROR_INVALID_ARGUMENT up to OSP_ERROR_STEP_NOT_STARTED has changed nothing. After
+ *   returns OSP_ERROR_INVALID_ARGUMENT up to OSP_ERROR_NO_WEIGHTS has changed nothing. After
  *   one of the errors from OSP_ERROR_IO on, met while the engine works in the background, every
  *   later call on the engine but osp_engine_destroy returns that first error again.
  * - Threads. Any thread may call, at any time; calls on one engine that do not wait are done one
- *   after the other, and a call that waits keeps no other thread from calling. Only
- *   osp_engine_destroy must be the last call. Messages of osp_last_error belong to the thread.
+ *   after the other, and a call that waits keeps no other thread from calling. But while one sets,
+ *   reads or exports weights, loads a checkpoint, flushes, or applies updates before a checkpoint is
+ *   saved, others' calls on layers and steps wait for it. Only osp_engine_destroy must be the last
+ *   call. Messages of osp_last_error belong to the thread.
  * - Ownership. The engine copies names, texts and arrays that it is given; pointers that it hands
  *   out are its own. Sizes are in bytes where they are named bytes, and elements where count.
- * - Streams. `stream` is the cudaStream_t that uses the pointers, where the device is a GPU; it
- * must be null on the host, where a call returns when the memory may be used.
+ * - Streams. Where the device is a GPU, `stream` is the program's cudaStream_t there that uses the
+ * pointers; null is the legacy default stream. Calls put their work on it, or let their own streams
+ * wait for it, and never wait for what the program has put there, but where they say so; memory
+ * that is passed is the GPU's own, managed, or pinned. The calling thread's current GPU is left as
+ * it is. On the host `stream` must be null, and a call returns when the memory may be used.
  * - Structures begin with their size: start from the initialiser (OSP_..._INIT), so that a program
  *   that was built against an older header keeps working.
  */
@@ -71,6 +76,7 @@ typedef enum osp_status {
   OSP_ERROR_GRADIENT_COMPLETE = 15, /* the step has all of this gradient already */
   OSP_ERROR_GRADIENT_MISSING = 16,  /* the step lacks gradients */
   OSP_ERROR_STEP_NOT_STARTED = 17,  /* osp_step_begin is missing, or there is no step to wait for */
+  OSP_ERROR_NO_WEIGHTS = 18,        /* nothing has set the weights yet */
 
   /* What the machine, the files or the run refuse. */
   OSP_ERROR_INVALID_FILE = 32, /* its content is not what the format, or the model, demands */
@@ -133,8 +139,10 @@ typedef struct osp_engine_options {
   uint32_t rank, world_size;
   /* Where rank 0 listens, "host:port"; null: MASTER_ADDR and MASTER_PORT. Unused by one rank. */
   const char* master_address;
-  /* "host" (null is the same): offload.device says whether it shares the host's memory. "cuda:N":
-   * a GPU. */
+  /* "host": the configuration's offload.device says whether it shares the host's memory. "cuda:N":
+   * a GPU, as CUDA counts them; "cuda": that of the rank's place on its host. Null: "cuda" where
+   * offload.device is cuda, else "host". On a GPU, offload.device_memory (unset: half of what is
+   * free in osp_finalize) is the engine's share of its memory, allocated in one piece. */
   const char* device;
   /* How many layers the program holds at once, at least 1. */
   uint32_t held_layers;
@@ -161,8 +169,8 @@ typedef struct osp_engine_options {
  * offload. Relative paths start at the current directory. Null or empty: all defaults. `options`
  * may be null. Several engines may live in one process. With several ranks, returns when they have
  * met. Nothing is allocated yet.
- * Errors: INVALID_ARGUMENT, INVALID_CONFIG (line, key, what is wrong, the cure), UNSUPPORTED,
- * RANK_LOST. */
+ * Errors: INVALID_ARGUMENT, INVALID_CONFIG (line, key, what is wrong, the cure), UNSUPPORTED (a
+ * GPU, and the build or the machine has none), RANK_LOST. */
 OSP_API osp_status_t osp_engine_create(const char* configuration,
                                        const osp_engine_options_t* options, osp_engine_t* engine);
 
@@ -305,7 +313,8 @@ OSP_API osp_status_t osp_load_weights(osp_engine_t engine, const char* path);
 OSP_API osp_status_t osp_initialize_weights(osp_engine_t engine, uint64_t seed, double deviation);
 
 /* Sets a whole tensor, its float32 master included, from the caller's host memory: `count` elements
- * of `dtype` (OSP_DTYPE_DEFAULT: the precision's). Moments stay.
+ * of `dtype` (OSP_DTYPE_DEFAULT: the precision's). Moments stay. Where nothing has set the weights
+ * before, all others are first initialised with a deviation of 0.
  * Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FINALIZED, UNKNOWN_TENSOR, SIZE_MISMATCH,
  * DTYPE_MISMATCH, LAYERS_HELD, IO. */
 OSP_API osp_status_t osp_tensor_write(osp_engine_t engine, const char* tensor, const void* values,
@@ -314,13 +323,14 @@ OSP_API osp_status_t osp_tensor_write(osp_engine_t engine, const char* tensor, c
 /* Copies a whole tensor to the caller's host memory. OSP_FLOAT32 is the float32 master;
  * OSP_BFLOAT16 and OSP_DTYPE_DEFAULT are the weights of compute. With ranks that share weights, the
  * parts of the others come as compute has them.
- * Errors: as osp_tensor_write. */
+ * Errors: as osp_tensor_write, and NO_WEIGHTS. */
 OSP_API osp_status_t osp_tensor_read(osp_engine_t engine, const char* tensor, void* values,
                                      osp_dtype_t dtype, uint64_t count);
 
 /* Writes the weights, as compute uses them, as safetensors to a directory (made if need be), in
  * files of at most 5 GB with an index. `config_json`: the text of its config.json, or null for
- * none. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FINALIZED, LAYERS_HELD, CANCELLED, IO. */
+ * none. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FINALIZED, LAYERS_HELD, NO_WEIGHTS,
+ * CANCELLED, IO. */
 OSP_API osp_status_t osp_export_weights(osp_engine_t engine, const char* directory,
                                         const char* config_json);
 
@@ -328,35 +338,40 @@ OSP_API osp_status_t osp_export_weights(osp_engine_t engine, const char* directo
 
 /* Holds a layer's weights where compute reads them: `weights` receives a pointer for each of its
  * tensors, in the order of registration (`count` of them, or 0 and null). Valid until osp_release;
- * read only. The weights are those after all steps so far: a pending update is applied first. On
- * the host the call returns when they are there; on a GPU, work put on `stream` from now on finds
- * them. The layers that follow in the order are fetched meanwhile. Held layers stay where they are;
- * with offload.update: in_backward, their weights change once their gradient is complete.
+ * read only. The weights are those after all steps so far: a pending update is applied first. The
+ * call returns when they are there, on a GPU as well: what is put on `stream`, or any other, from
+ * now on finds them, and what went wrong is this call's error. The layers that follow in the order
+ * are fetched meanwhile, so that it waits only where the lanes are slower than the program. Held
+ * layers stay where they are; with offload.update: in_backward, their weights change once their
+ * gradient is complete (on a GPU: behind what was put on a stream before the gradient was).
  * Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FINALIZED, SIZE_MISMATCH (another count),
- * ALREADY_ACQUIRED, NO_SLOT (held_layers are held), INVALID_ARGUMENT (a stream on the host). */
+ * ALREADY_ACQUIRED, NO_SLOT (held_layers are held), NO_WEIGHTS, INVALID_ARGUMENT (a stream on the
+ * host). */
 OSP_API osp_status_t osp_acquire(osp_engine_t engine, uint32_t layer, void* stream,
                                  const void** weights, size_t count);
 
 /* Starts fetching a layer, as far as slots allow, and returns at once: a hint for programs that
- * know better than the order. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FINALIZED. */
+ * know better than the order. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FINALIZED,
+ * NO_WEIGHTS. */
 OSP_API osp_status_t osp_prefetch(osp_engine_t engine, uint32_t layer);
 
-/* Ends a layer's use; on a GPU, once what was put on `stream` so far is done. Its pointers are
- * invalid from then on.
+/* Ends a layer's use; on a GPU, once what was put on `stream` so far is done, for which the call
+ * does not wait. Its pointers are invalid from then on.
  * Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FINALIZED, NOT_ACQUIRED. */
 OSP_API osp_status_t osp_release(osp_engine_t engine, uint32_t layer, void* stream);
 
 /* ---- gradients ---------------------------------------------------------------------------- */
 
 /* Adds a tensor's gradient of one micro-batch to the step's: `count` elements of `dtype`, summed in
- * float32 in the order of the calls. On the host the memory is the caller's again on return. The
- * layer need not be held. A layer's gradient is complete once each of its trainable tensors has
- * come gradient_accumulation_steps times (a tied one counts for its owner, which waits for both),
- * or with osp_gradients_done; it is then reduced over the ranks and goes its way in the background.
- * `tensor` is the index in its layer.
- * Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FINALIZED, FROZEN, SIZE_MISMATCH, DTYPE_MISMATCH,
- * GRADIENT_COMPLETE, STEP_NOT_STARTED (in_backward without osp_step_begin), NO_SLOT (layer-major,
- * and another layer's gradient is not complete). */
+ * float32 in the order of the calls, whatever their streams. On the host the memory is the caller's
+ * again on return, on a GPU in the order of `stream`; the call may wait for earlier layers' sums to
+ * have gone their way. The layer need not be held. A layer's gradient is complete once each of its
+ * trainable tensors has come gradient_accumulation_steps times (a tied one counts for its owner,
+ * which waits for both), or with osp_gradients_done; it is then reduced over the ranks and goes its
+ * way in the background. `tensor` is the index in its layer.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT (on a GPU: memory that it does not reach), NOT_FINALIZED,
+ * FROZEN, SIZE_MISMATCH, DTYPE_MISMATCH, GRADIENT_COMPLETE, STEP_NOT_STARTED (in_backward without
+ * osp_step_begin), NO_SLOT (layer-major, and another layer's gradient is not complete). */
 OSP_API osp_status_t osp_submit_gradient(osp_engine_t engine, uint32_t layer, uint32_t tensor,
                                          const void* gradient, osp_dtype_t dtype, uint64_t count,
                                          void* stream);
@@ -436,7 +451,8 @@ OSP_API osp_status_t osp_flush(osp_engine_t engine);
 typedef uint64_t osp_activation_t; /* 0 is none */
 
 /* Takes a copy of the caller's buffer into the tiers, host memory first, and frees the caller of
- * it: on the host, on return. Lives until it is restored or discarded. Errors: INVALID_HANDLE,
+ * it: on the host on return, on a GPU in the order of `stream`. What is spilled to make room, the
+ * call waits for. Lives until it is restored or discarded. Errors: INVALID_HANDLE,
  * INVALID_ARGUMENT (null, or no bytes), NOT_FINALIZED, DOES_NOT_FIT (activation_host_bytes and
  * activation_nvme_bytes are full), IO. */
 OSP_API osp_status_t osp_activation_save(osp_engine_t engine, const void* buffer, uint64_t bytes,
@@ -446,7 +462,8 @@ OSP_API osp_status_t osp_activation_save(osp_engine_t engine, const void* buffer
  * NOT_FINALIZED. */
 OSP_API osp_status_t osp_activation_prefetch(osp_engine_t engine, osp_activation_t activation);
 
-/* Copies it back and forgets it. `bytes` is what was saved.
+/* Copies it back and forgets it; on a GPU, the buffer is there in the order of `stream`. `bytes` is
+ * what was saved.
  * Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FINALIZED, SIZE_MISMATCH, IO. */
 OSP_API osp_status_t osp_activation_restore(osp_engine_t engine, osp_activation_t activation,
                                             void* buffer, uint64_t bytes, void* stream);
@@ -471,8 +488,8 @@ typedef struct osp_checkpoint_options {
  * all, and points `directory`/latest to it. Applies pending updates first and returns then; the
  * files are written in the background, where layers that are fetched meanwhile wait, and those in
  * memory do not. Needs all layers released; all ranks call it at once. `options` may be null.
- * Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FINALIZED, LAYERS_HELD; what goes wrong later comes
- * from osp_checkpoint_wait. */
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FINALIZED, LAYERS_HELD, NO_WEIGHTS; what goes wrong
+ * later comes from osp_checkpoint_wait. */
 OSP_API osp_status_t osp_checkpoint_save(osp_engine_t engine, const char* directory,
                                          const osp_checkpoint_options_t* options);
 
@@ -545,7 +562,8 @@ OSP_API osp_status_t osp_trace_write(osp_engine_t engine, const char* path);
 
 /* Host memory of whole pages, zeroed, on huge pages where the system gives them: bound to NUMA node
  * `node`, or with -1 where the calling thread runs, and pinned for the engine's device where that
- * is a GPU. Freed by osp_memory_free, at the latest by osp_engine_destroy.
+ * is a GPU, for all GPUs. Freed by osp_memory_free, at the latest by osp_engine_destroy, when no
+ * GPU uses it any more.
  * Errors: INVALID_HANDLE, INVALID_ARGUMENT (no bytes, a node that is not there), DOES_NOT_FIT. */
 OSP_API osp_status_t osp_memory_allocate(osp_engine_t engine, uint64_t bytes, int32_t node,
                                          void** memory);

@@ -56,6 +56,11 @@ __device__ __forceinline__ void load(const bf16* from, float (&to)[kWidth]) {
 }
 
 template <int kWidth>
+__device__ __forceinline__ void load(const __half* from, float (&to)[kWidth]) {
+  for (int i = 0; i < kWidth; ++i) to[i] = __half2float(from[i]);
+}
+
+template <int kWidth>
 __device__ __forceinline__ void store(const float (&from)[kWidth], float* to) {
   if constexpr (kWidth == 1) {
     *to = from[0];

@@ -54,6 +54,23 @@ struct Add {
   }
 };
 
+template <class X>
+struct Accumulate {
+  const X* x;
+  float* sums;
+  bool first;
+  template <int kWidth>
+  __device__ void at(uint64_t i) const {
+    float a[kWidth], b[kWidth];
+    load<kWidth>(x + i, a);
+    if (!first) {
+      load<kWidth>(sums + i, b);
+      for (int j = 0; j < kWidth; ++j) a[j] = b[j] + a[j];
+    }
+    store<kWidth>(a, sums + i);
+  }
+};
+
 template <class T>
 struct Scale {
   T* x;
@@ -170,6 +187,11 @@ void add(cudaStream_t stream, const X* x, Y* y, uint64_t size) {
   launch_elementwise(stream, Add<X, Y>{x, y}, 0, size, aligned(x, y));
 }
 
+template <class X>
+void accumulate(cudaStream_t stream, const X* x, float* sums, uint64_t size, bool first) {
+  launch_elementwise(stream, Accumulate<X>{x, sums, first}, 0, size, aligned(x, sums));
+}
+
 template <class T>
 void scale(cudaStream_t stream, T* x, float factor, uint64_t size) {
   launch_elementwise(stream, Scale<T>{x, factor}, 0, size, aligned(x));
@@ -233,5 +255,8 @@ void document_ends(cudaStream_t stream, const int32_t* document_begins, int32_t*
 INSTANTIATE(float)
 INSTANTIATE(bf16)
 template void add(cudaStream_t, const bf16*, float*, uint64_t);
+template void accumulate(cudaStream_t, const float*, float*, uint64_t, bool);
+template void accumulate(cudaStream_t, const bf16*, float*, uint64_t, bool);
+template void accumulate(cudaStream_t, const __half*, float*, uint64_t, bool);
 
 }  // namespace overspill::cuda

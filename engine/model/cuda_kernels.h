@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -55,6 +56,9 @@ void swiglu_gradient(cudaStream_t stream, T* gate, T* up, const T* dy, uint64_t 
 /// y += x: of one type, or bf16 into float32.
 template <class X, class Y>
 void add(cudaStream_t stream, const X* x, Y* y, uint64_t size);
+/// sums (+)= x, of float32, bf16 or float16; `first`: sums receive it as it is.
+template <class X>
+void accumulate(cudaStream_t stream, const X* x, float* sums, uint64_t size, bool first);
 template <class T>
 void scale(cudaStream_t stream, T* x, float factor, uint64_t size);
 template <class T>

@@ -8,6 +8,7 @@
 #include "engine/base/units.h"
 #include "engine/model/cuda_kernels.h"
 #include "engine/model/cuda_model.h"
+#include "engine/model/cuda_state.h"
 
 namespace overspill::cuda {
 
@@ -37,7 +38,7 @@ struct CudaLlama<T>::Backward {
 
 template <class T>
 CudaLlama<T>::CudaLlama(const ModelShape& model, const BatchShape& batch)
-    : CudaState(model),
+    : model_(model),
       batch_(batch),
       products_(std::make_unique<GemmPlans>(open_blas_library(), kGemmWorkspaceBytes)),
       attention_(attention_shape(), batch.documents) {
@@ -88,6 +89,11 @@ void CudaLlama<T>::attach(Device& device, std::byte* scratch) {
   const std::span<const std::byte> bytes = std::as_bytes(std::span(table));
   device_->copy_to_device(reinterpret_cast<std::byte*>(scratch_.rotary), bytes.data(),
                           bytes.size());
+}
+
+template <class T>
+cudaStream_t CudaLlama<T>::stream() const {
+  return static_cast<cudaStream_t>(device_->native_stream(DeviceStream::compute));
 }
 
 template <class T>
@@ -305,7 +311,8 @@ void CudaLlama<T>::loss(const Head& head, const void* input, const int32_t* targ
     head_backward(on, head, x, rows, !(head.first && row == 0), static_cast<T*>(dx) + row * d);
   }
   sum(on, s.losses, n, s.total, false);
-  give_total(total);
+  device_->enqueue_copy(DeviceStream::compute, reinterpret_cast<std::byte*>(total),
+                        reinterpret_cast<const std::byte*>(s.total), sizeof(double));
 }
 
 template <class T>
@@ -357,6 +364,10 @@ std::unique_ptr<Model> make_cuda_model(const ModelShape& model, DType type, cons
   use_gpu(gpu);
   if (type == DType::bf16) return std::make_unique<cuda::CudaLlama<__nv_bfloat16>>(model, batch);
   return std::make_unique<cuda::CudaLlama<float>>(model, batch);
+}
+
+std::unique_ptr<StateMath> make_cuda_state_math(const ModelShape& model) {
+  return std::make_unique<cuda::CudaStateMath>(model);
 }
 
 }  // namespace overspill

@@ -11,12 +11,14 @@
 
 #include "engine/model/cuda_attention_choice.h"
 #include "engine/model/cuda_gemm.h"
-#include "engine/model/cuda_state.h"
+#include "engine/model/cuda_scratch.h"
+#include "engine/model/model.h"
+#include "offload/cuda_device.h"
 
 namespace overspill::cuda {
 
 template <class T>
-class CudaLlama final : public CudaState {
+class CudaLlama final : public Model {
  public:
   CudaLlama(const ModelShape& model, const BatchShape& batch);
 
@@ -39,6 +41,7 @@ class CudaLlama final : public CudaState {
   static constexpr GemmTypes kActivations{kType, kType}, kSums{kType, DType::f32};
   struct Backward;  ///< what the parts of a block's backward share
 
+  cudaStream_t stream() const;
   const T* view(const void* weights, const LayerTensor& tensor) const;
   LinearShape linear_shape(const LayerTensor& tensor) const;
   LinearShape head_shape(uint64_t rows) const;
@@ -64,7 +67,10 @@ class CudaLlama final : public CudaState {
   void zero_untrained(cudaStream_t stream, const Head& head) const;
   const T* output_projection(const Head& head) const;
 
+  const ModelShape model_;
   BatchShape batch_;
+  CudaDevice* device_ = nullptr;
+  CudaScratch scratch_{};
   std::unique_ptr<GemmPlans> products_;
   AttentionChoice<T> attention_;
 };

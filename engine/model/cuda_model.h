@@ -1,5 +1,6 @@
-// The Llama family's layers on an NVIDIA GPU. Without GPU kernels in the build it is there and
-// refuses (no_cuda_model.cpp); CUDA's headers are not needed.
+// The Llama family's layers, and the maths of any model's state, on an NVIDIA GPU. Without GPU
+// kernels in the build they are there and refuse (no_cuda_model.cpp); CUDA's headers are not
+// needed.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +8,7 @@
 
 #include "engine/model/layers.h"
 #include "engine/model/model.h"
+#include "engine/model/state_math.h"
 
 namespace overspill {
 
@@ -18,5 +20,8 @@ const char* cuda_model_absence();
 /// library, Error(invalid_config) for what no kernel supports, Error(io) when CUDA fails.
 std::unique_ptr<Model> make_cuda_model(const ModelShape& model, DType type, const BatchShape& batch,
                                        uint32_t gpu);
+
+/// The maths of its state, with kernels of the build alone. Throws Error(not_found) without them.
+std::unique_ptr<StateMath> make_cuda_state_math(const ModelShape& model);
 
 }  // namespace overspill

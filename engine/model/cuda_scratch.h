@@ -1,5 +1,5 @@
-// The scratch memory of the Llama family's layers on a GPU, cut into buffers. Needs nothing of
-// CUDA: plans for GPUs are made on machines without one.
+// The scratch memory of the Llama family's layers on a GPU, and of the maths of state there, cut
+// into buffers. Needs nothing of CUDA: plans for GPUs are made on machines without one.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +17,7 @@ struct CudaScratch {
   int32_t* tokens;
   int32_t* targets;
   int32_t *document_begins, *document_ends;
-  double* total;         ///< a loss or a square sum on its way to the host
-  double* sums;          ///< Adafactor's of one matrix, on their way to the host
-  float* averages;       ///< its moments of one layer's matrices, from the host
+  double* total;         ///< a loss on its way to the host
   std::byte* workspace;  ///< of the kernel or library that is running
 
   // A block's activations, of the storage type but for statistics.
@@ -41,10 +39,21 @@ struct CudaScratch {
 CudaScratch cut_cuda_scratch(const ModelShape& model, DType type, const BatchShape& batch,
                              uint64_t workspace_bytes, std::byte* memory);
 
+/// Of the maths of state.
+struct CudaStateScratch {
+  double* total;         ///< a square sum on its way to the host
+  double* sums;          ///< Adafactor's of one matrix, on their way to the host
+  float* averages;       ///< its moments of one layer's matrices, from the host
+  std::byte* workspace;  ///< of the kernel that is running
+  uint64_t workspace_bytes;
+  uint64_t bytes;  ///< of all, a multiple of 4096
+};
+CudaStateScratch cut_cuda_state_scratch(const ModelShape& model, std::byte* memory);
+
 /// The largest workspace that attention on tensor cores may use.
 inline constexpr uint64_t kMostAttentionWorkspace = uint64_t{1} << 30;
 
-/// Scratch on a GPU that is not there to be asked, with the largest workspaces.
+/// Both scratches on a GPU that is not there to be asked, with the largest workspaces.
 uint64_t cuda_scratch_bytes(const ModelShape& model, DType type, const BatchShape& batch);
 
 }  // namespace overspill

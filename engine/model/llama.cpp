@@ -8,8 +8,6 @@
 #include "engine/base/error.h"
 #include "engine/base/parallel.h"
 #include "engine/base/units.h"
-#include "engine/model/factored_sums.h"
-#include "engine/model/trained_squares.h"
 
 namespace overspill {
 namespace {
@@ -319,26 +317,6 @@ void Llama::loss(const Head& head, const void* x, const int32_t* targets, float 
   *total = loss(head, static_cast<const float*>(x), targets, scale, static_cast<float*>(dx));
 }
 
-void Llama::square_sum(uint32_t layer, const float* sums, uint64_t begin, uint64_t end,
-                       double* total) const {
-  *total = gradient_square_sum(layer, sums, begin, end);
-}
-
-void Llama::factored_sums(const float* sums, uint64_t begin, uint64_t end,
-                          const FactoredMatrix& matrix, const FactoredMoments& moments) const {
-  add_part_squares(kernels_, sums, begin, end, matrix, moments);
-}
-
-void Llama::round_gradient(const float* sums, uint16_t* gradient, uint64_t size) const {
-  kernels_.float_to_bf16(sums, gradient, size);
-}
-
-void Llama::update(const OptimizerSettings& settings, const UpdateStep& step,
-                   const UpdateChunk& chunk, std::span<const UpdateRun> runs,
-                   bool moments_zero) const {
-  update_chunk(settings, step, chunk, runs, moments_zero);
-}
-
 void Llama::logits(const Head& head, const float* x, float* out) const {
   const ModelConfig& c = model_.config;
   const uint64_t n = batch_.tokens();
@@ -347,11 +325,6 @@ void Llama::logits(const Head& head, const float* x, float* out) const {
                     static_cast<float>(c.rms_norm_eps), norm.data(), rstd.data(), n, c.hidden_size);
   kernels_.linear(thread_scratch_, {n, c.hidden_size, c.vocab_size}, norm.data(),
                   output_projection(head), out, false);
-}
-
-double Llama::gradient_square_sum(uint32_t layer, const float* sums, uint64_t begin,
-                                  uint64_t end) const {
-  return trained_squares(kernels_, model_.layers[layer], sums, begin, end);
 }
 
 }  // namespace overspill

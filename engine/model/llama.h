@@ -38,15 +38,6 @@ class Llama final : public Model {
               float* dx) const;
   void loss(const Head& head, const void* x, const int32_t* targets, float scale, void* dx,
             double* total) const override;
-  double gradient_square_sum(uint32_t layer, const float* sums, uint64_t begin = 0,
-                             uint64_t end = UINT64_MAX) const;
-  void square_sum(uint32_t layer, const float* sums, uint64_t begin, uint64_t end,
-                  double* total) const override;
-  void factored_sums(const float* sums, uint64_t begin, uint64_t end, const FactoredMatrix& matrix,
-                     const FactoredMoments& moments) const override;
-  void round_gradient(const float* sums, uint16_t* gradient, uint64_t size) const override;
-  void update(const OptimizerSettings& settings, const UpdateStep& step, const UpdateChunk& chunk,
-              std::span<const UpdateRun> runs, bool moments_zero) const override;
   const Kernels& kernels() const { return kernels_; }
   const ModelShape& model() const { return model_; }
 

@@ -5,11 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "engine/base/dtype.h"
 #include "offload/device.h"
-#include "optim/optimizer.h"
 
 namespace overspill {
 
@@ -63,21 +61,6 @@ class Model {
   /// weights'; scale is not 0 then.
   virtual void loss(const Head& head, const void* x, const int32_t* targets, float scale, void* dx,
                     double* total) const = 0;
-
-  /// *total = the squares of a layer's gradient sums, trainable tensor by tensor in float64, of its
-  /// parameters [begin, end), whose first `sums` points to.
-  virtual void square_sum(uint32_t layer, const float* sums, uint64_t begin, uint64_t end,
-                          double* total) const = 0;
-  /// Sets a matrix's sums over rows and columns to those of its elements among [begin, end).
-  virtual void factored_sums(const float* sums, uint64_t begin, uint64_t end,
-                             const FactoredMatrix& matrix,
-                             const FactoredMoments& moments) const = 0;
-  /// Rounds to bf16. `gradient` may be `sums`.
-  virtual void round_gradient(const float* sums, uint16_t* gradient, uint64_t size) const = 0;
-  /// update_chunk() on the device's memory.
-  virtual void update(const OptimizerSettings& settings, const UpdateStep& step,
-                      const UpdateChunk& chunk, std::span<const UpdateRun> runs,
-                      bool moments_zero) const = 0;
 };
 
 }  // namespace overspill

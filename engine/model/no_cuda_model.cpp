@@ -14,6 +14,10 @@ std::unique_ptr<Model> make_cuda_model(const ModelShape&, DType, const BatchShap
   fail(ErrorCode::not_found, "offload.device: cuda: {}", cuda_model_absence());
 }
 
+std::unique_ptr<StateMath> make_cuda_state_math(const ModelShape&) {
+  fail(ErrorCode::not_found, "offload.device: cuda: {}", cuda_model_absence());
+}
+
 CudaReductionKernels cuda_reduction_kernels() {
   fail(ErrorCode::not_found, "collective_backend: nccl: {}", cuda_model_absence());
 }

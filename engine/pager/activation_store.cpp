@@ -1,8 +1,10 @@
 // Saved, spilled, brought back.
 #include "engine/pager/activation_store.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "engine/base/log.h"
 #include "engine/base/thread.h"
@@ -14,6 +16,10 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 
+void wait_for(const StreamPoints& points) {
+  for (const auto& point : points) point->synchronize();
+}
+
 }  // namespace
 
 ActivationStore::ActivationStore(const Options& options)
@@ -21,6 +27,9 @@ ActivationStore::ActivationStore(const Options& options)
       host_(options.host_bytes / kPage * kPage, "activation"),
       host_free_(host_.bytes()),
       nvme_free_(options.nvme_bytes / kPage * kPage) {
+  if (options_.gpu != nullptr && host_.bytes() > 0) {
+    pinned_ = PinnedMemory({host_.memory(), host_.bytes()}, options_.gpu->gpu());
+  }
   if (options_.nvme_bytes < kPage) return;
   if (options_.nvme_paths.empty()) {
     fail(ErrorCode::invalid_config,
@@ -44,6 +53,12 @@ ActivationStore::~ActivationStore() {
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
+  try {
+    for (auto& [number, saved] : saved_) wait_for(saved.copy.take());
+    take_back(/*wait=*/true);
+  } catch (const Error& error) {
+    log_debug("{}", error.what());  // the GPU is lost: nothing is under way any more
+  }
 }
 
 ActivationStore::Saved& ActivationStore::find(uint64_t activation) {
@@ -58,6 +73,7 @@ ActivationStore::Saved& ActivationStore::find(uint64_t activation) {
 bool ActivationStore::spill(Saved& saved) {
   const std::optional<uint64_t> at = saved.nvme ? saved.nvme : nvme_free_.take(saved.room);
   if (!at) return false;
+  wait_for(saved.copy.take());
   if (!saved.nvme) {
     channel_->write(std::array{Channel::Segment{*at, host_.memory() + *saved.host, saved.room}});
     counts_.spilled_bytes += saved.bytes;
@@ -70,7 +86,12 @@ bool ActivationStore::spill(Saved& saved) {
 
 std::optional<uint64_t> ActivationStore::make_room(uint64_t room, uint64_t keep) {
   if (room > host_.bytes()) return std::nullopt;
+  take_back(/*wait=*/false);
   std::optional<uint64_t> at = host_free_.take(room);
+  if (!at && !leaving_.empty()) {
+    take_back(/*wait=*/true);
+    at = host_free_.take(room);
+  }
   for (auto& [number, saved] : saved_) {
     if (at) break;
     if (number == keep || !saved.host || !spill(saved)) continue;
@@ -79,8 +100,17 @@ std::optional<uint64_t> ActivationStore::make_room(uint64_t room, uint64_t keep)
   return at;
 }
 
-uint64_t ActivationStore::save(const std::byte* buffer, uint64_t bytes) {
+void ActivationStore::require_reachable(const void* buffer) const {
+  if (options_.gpu == nullptr || options_.gpu->reaches(buffer)) return;
+  refuse(Misuse::bad_argument,
+         "a buffer in memory that GPU {} does not reach; give memory of this GPU, or pinned host "
+         "memory",
+         options_.gpu->gpu());
+}
+
+uint64_t ActivationStore::save(const std::byte* buffer, uint64_t bytes, void* stream) {
   if (bytes == 0) refuse(Misuse::bad_argument, "an activation of no bytes");
+  require_reachable(buffer);
   const std::lock_guard lock(mutex_);
   const uint64_t room = bytes > host_.bytes() ? bytes : round_up(bytes, kPage);
   const std::optional<uint64_t> at = make_room(room, 0);
@@ -90,9 +120,15 @@ uint64_t ActivationStore::save(const std::byte* buffer, uint64_t bytes) {
          "it is larger than the former; raise activation_host_bytes or activation_nvme_bytes",
          format_bytes(bytes), format_bytes(options_.host_bytes), format_bytes(options_.nvme_bytes));
   }
-  std::memcpy(host_.memory() + *at, buffer, bytes);
+  Saved saved{.bytes = bytes, .room = room, .host = at, .nvme = {}};
+  if (options_.gpu != nullptr) {
+    options_.gpu->copy_on(stream, host_.memory() + *at, buffer, bytes);
+    saved.copy.end_on(options_.gpu, stream);
+  } else {
+    std::memcpy(host_.memory() + *at, buffer, bytes);
+  }
   counts_.saved_bytes += bytes;
-  saved_[++last_] = {.bytes = bytes, .room = room, .host = at, .nvme = {}};
+  saved_.emplace(++last_, std::move(saved));
   return last_;
 }
 
@@ -108,14 +144,38 @@ void ActivationStore::load(uint64_t activation, Saved& saved) {
   saved.host = at;
 }
 
+/// Its host memory, once no copy uses it.
+void ActivationStore::give_back(Saved& saved) {
+  StreamPoints copies = saved.copy.take();
+  if (copies.empty()) return host_free_.give_back(*saved.host, saved.room);
+  leaving_.push_back({*saved.host, saved.room, std::move(copies)});
+}
+
+/// Host memory that was left, as far as its copies are done.
+void ActivationStore::take_back(bool wait) {
+  const auto done = [](const auto& copy) { return copy->done(); };
+  while (!leaving_.empty()) {
+    Leaving& first = leaving_.front();
+    if (wait) {
+      wait_for(std::exchange(first.copies, {}));
+    } else if (!std::ranges::all_of(first.copies, done)) {
+      return;
+    }
+    host_free_.give_back(first.at, first.room);
+    leaving_.pop_front();
+  }
+}
+
 void ActivationStore::forget(uint64_t activation) {
-  const Saved& saved = saved_.at(activation);
-  if (saved.host) host_free_.give_back(*saved.host, saved.room);
+  Saved& saved = saved_.at(activation);
+  if (saved.host) give_back(saved);
   if (saved.nvme) nvme_free_.give_back(*saved.nvme, saved.room);
   saved_.erase(activation);
 }
 
-void ActivationStore::restore(uint64_t activation, std::byte* buffer, uint64_t bytes) {
+void ActivationStore::restore(uint64_t activation, std::byte* buffer, uint64_t bytes,
+                              void* stream) {
+  require_reachable(buffer);
   const std::lock_guard lock(mutex_);
   Saved& saved = find(activation);
   if (saved.bytes != bytes) {
@@ -123,7 +183,13 @@ void ActivationStore::restore(uint64_t activation, std::byte* buffer, uint64_t b
            saved.bytes);
   }
   load(activation, saved);
-  std::memcpy(buffer, host_.memory() + *saved.host, bytes);
+  if (options_.gpu != nullptr) {
+    saved.copy.begin_on(options_.gpu, stream);
+    options_.gpu->copy_on(stream, buffer, host_.memory() + *saved.host, bytes);
+    saved.copy.end_on(options_.gpu, stream);
+  } else {
+    std::memcpy(buffer, host_.memory() + *saved.host, bytes);
+  }
   forget(activation);
 }
 

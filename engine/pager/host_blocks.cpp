@@ -17,9 +17,11 @@ std::byte* HostBlocks::allocate(uint64_t bytes, std::optional<uint32_t> node) {
     refuse(Misuse::bad_argument,
            "NUMA node {}: the system has none, or does not let this process bind to it", *node);
   }
+  std::byte* const memory = block.memory();
+  PinnedMemory pinned;
+  if (gpu_) pinned = PinnedMemory({memory, block.bytes()}, *gpu_);
   const std::lock_guard lock(mutex_);
-  std::byte* memory = block.memory();
-  blocks_.emplace(memory, std::move(block));
+  blocks_.emplace(memory, Block{std::move(block), std::move(pinned)});
   return memory;
 }
 

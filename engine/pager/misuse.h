@@ -24,6 +24,7 @@ enum class Misuse : uint8_t {
   gradient_complete,
   gradient_missing,
   step_not_started,
+  no_weights,
   unsupported,
 };
 

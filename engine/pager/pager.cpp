@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "engine/base/error.h"
+#include "engine/model/cuda_model.h"
+#include "engine/model/host_state_math.h"
 #include "engine/train/rank_setup.h"
 #include "engine/train/run_setup.h"
 
@@ -26,8 +28,8 @@ std::vector<char> paged_sums(const LayerRegistry& registry, const TrainConfig& c
 }
 
 Layout plan(const LayerRegistry& registry, const TrainConfig& config, const Ranks& ranks,
-            const Pager::Options& pager) {
-  PlanOptions options = state_options(config, ranks.identity());
+            const Pager::Options& pager, const StateMath& state) {
+  PlanOptions options = state_options(config, ranks.identity(), pager.gpu, state.scratch_bytes());
   options.micro_batches = 0;  // no activations
   options.held_layers = pager.held_layers + registry.most_tied_layers();
   options.paged_sums = paged_sums(registry, config, pager.micro_batch_major);
@@ -41,11 +43,23 @@ Layout plan(const LayerRegistry& registry, const TrainConfig& config, const Rank
   return plan_layout(registry.shape(), options);
 }
 
-PageStore::Options store_options(const OffloadConfig& offload) {
+std::unique_ptr<StateMath> make_state(const ModelShape& model, std::optional<uint32_t> gpu) {
+  if (gpu) return make_cuda_state_math(model);
+  return std::make_unique<HostStateMath>(model, host_kernels());
+}
+
+std::unique_ptr<GpuGroups> make_gpu_groups(const TrainConfig& config, const Ranks& ranks,
+                                           CudaDevice* gpu, std::byte* staging) {
+  if (gpu == nullptr || ranks.size() == 1) return nullptr;
+  return std::make_unique<GpuGroups>(config, ranks, *gpu, staging);
+}
+
+PageStore::Options store_options(const OffloadConfig& offload, std::optional<uint32_t> gpu) {
   return {.nvme_paths = offload.nvme_paths,
           .io = offload.io,
           .nvme_shares = offload.nvme_shares,
-          .allow_raw_devices = offload.allow_raw_devices};
+          .allow_raw_devices = offload.allow_raw_devices,
+          .gpu = gpu};
 }
 
 }  // namespace
@@ -55,19 +69,24 @@ Pager::Pager(LayerRegistry registry, const TrainConfig& config, const Ranks& ran
       config_(with_own_devices(with_chosen_drives(config), ranks)),
       ranks_(ranks),
       options_(std::move(options)),
-      layout_(plan(registry_, config_, ranks, options_)),
-      store_(layout_, store_options(config_.offload)),
+      state_(make_state(registry_.shape(), options_.gpu)),
+      layout_(plan(registry_, config_, ranks, options_, *state_)),
+      store_(layout_, store_options(config_.offload, options_.gpu)),
+      gpu_(dynamic_cast<CudaDevice*>(&store_.device())),
+      gpu_groups_(make_gpu_groups(config_, ranks, gpu_,
+                                  store_.address(layout_.scratch, state_->scratch_bytes()))),
       order_(static_cast<uint32_t>(registry_.layers().size())),
       ring_(layout_.weight_ring),
       stored_(layout_.model.layers.size()),
       acquired_(registry_.layers().size()),
-      thread_(store_, ranks,
+      thread_(store_, *state_, ranks, gpu_groups_ ? gpu_groups_->groups() : ranks.groups(),
               {.max_grad_norm = config.max_grad_norm,
                .max_non_finite_steps = config.max_non_finite_steps,
                .log = options_.log,
                .progress = options_.progress,
                .warn = options_.warn}) {
-  for (const SlotId slot : layout_.gradient_ring) sum_slots_.push_back({.slot = slot, .layer = {}});
+  if (gpu_ != nullptr) state_->attach(*gpu_, store_.address(layout_.scratch));
+  for (const SlotId slot : layout_.gradient_ring) sum_slots_.emplace_back().slot = slot;
   for (uint32_t l = 0; l < stored_.size(); ++l) {
     slot_layers_ += needs_slot(l) ? 1 : 0;
     stored_[l].gradient.counts.resize(layout_.model.layers[l].tensors.size());

@@ -18,6 +18,7 @@
 #include "engine/pager/pager_thread.h"
 #include "engine/pager/weight_ring.h"
 #include "engine/train/config.h"
+#include "engine/train/rank_setup.h"
 
 namespace overspill {
 
@@ -42,12 +43,15 @@ class Pager {
     const LogSink* log = nullptr;   ///< of its threads, as `progress`: outlives it, or null
     const ProgressObserver* progress = nullptr;
     std::function<void(const std::string&)> warn;
+    std::optional<uint32_t> gpu{};  ///< the device; else the host
   };
   /// Plans and allocates. `ranks` outlives it. All ranks call it at once.
   Pager(LayerRegistry registry, const TrainConfig& config, const Ranks& ranks, Options options);
   ~Pager();
 
   const Layout& layout() const { return layout_; }
+  /// Null where the device is the host.
+  CudaDevice* gpu() const { return gpu_; }
   const LayerRegistry& registry() const { return registry_; }
   /// Throws the first error that was met in the background, if there is one.
   void require_running();
@@ -57,17 +61,20 @@ class Pager {
   // ---- weights (pager_use.cpp) ----
 
   void declare_order(std::vector<uint32_t> order);
-  /// Holds a layer; `weights` gets a pointer for each tensor, unless it is empty.
+  /// Holds a layer; `weights` gets a pointer for each tensor, unless it is empty. On return they
+  /// are there.
   void acquire(uint32_t layer, std::span<const void*> weights);
   void prefetch(uint32_t layer);
-  void release(uint32_t layer);
+  /// `stream`, here and below: the program's (cudaStream_t) that uses the memory on a GPU, whose
+  /// work so far comes before; null on the host.
+  void release(uint32_t layer, void* stream);
   AccessCounts access_counts();
 
   // ---- gradients (pager_gradients.cpp) ----
 
-  void submit(uint32_t layer, uint32_t tensor, const TensorValues& gradient);
+  void submit(uint32_t layer, uint32_t tensor, const TensorValues& gradient, void* stream);
   /// All of a layer's trainable tensors that are not tied, at their offsets.
-  void submit_flat(uint32_t layer, const TensorValues& gradients);
+  void submit_flat(uint32_t layer, const TensorValues& gradients, void* stream);
   void gradients_done(uint32_t layer);
 
   // ---- steps (pager_steps.cpp) ----
@@ -114,12 +121,14 @@ class Pager {
     std::optional<uint32_t> layer;  ///< whose sums it holds
     uint64_t free = 0;              ///< ticket: what it held before is gone
     uint64_t last_use = 0;
+    MemoryUses uses{};
   };
   struct StoredLayer {
     uint32_t holds = 0;
     uint64_t ready = 0;    ///< ticket: brought
     uint64_t updated = 0;  ///< steps whose update it has, or will have when queued work is done
     Gradient gradient;
+    MemoryUses uses;  ///< of the home that the device's memory is
   };
 
   const RegisteredLayer& checked_layer(uint32_t layer) const;
@@ -139,18 +148,21 @@ class Pager {
   void note_deviation(uint32_t layer, uint32_t expected);
   /// Queues the pending update of a layer that nothing has brought in this step.
   void catch_up(uint32_t stored);
-  RingPlace place_for_update(uint32_t stored);
+  void choose_place(uint32_t stored, PagerWork& work);
   void leave_stale(WeightRing::Entry& entry);
 
   void require_gradient(uint32_t stored, const std::string& name) const;
   uint32_t expected_count(uint32_t stored, uint32_t tensor) const;
   void require_count(uint32_t stored, uint32_t tensor) const;
-  void begin_adding(Lock& lock, uint32_t stored, const std::function<void()>& check);
-  void take_slot(Lock& lock, uint32_t stored);
-  void clear_sums(uint32_t stored, bool paged);
+  void require_reachable(const TensorValues& gradient, const std::string& name) const;
+  void begin_adding(Lock& lock, uint32_t stored, void* stream, const std::function<void()>& check);
+  void take_slot(Lock& lock, uint32_t stored, void* stream);
+  void clear_sums(uint32_t stored, bool paged, void* stream);
   void finish_incomplete(Lock& lock, uint32_t stored);
   SumSlot& slot_for_sums(uint32_t stored);
-  void add_tensor(uint32_t stored, uint32_t tensor, bool first, const TensorValues& gradient);
+  SumSlot& slot_of(uint32_t stored);
+  void add_tensor(uint32_t stored, uint32_t tensor, bool first, const TensorValues& gradient,
+                  void* stream);
   void end_adding(Lock& lock, uint32_t stored);
   bool all_there(uint32_t stored) const;
   void complete_gradient(uint32_t stored);
@@ -160,14 +172,21 @@ class Pager {
   /// With all layers released: nothing is queued, and all updates are applied.
   void settle(const char* call);
   void forget_weights();
+  void require_weights() const;
+  void draw_weights(uint64_t seed, double deviation);
+  void set_weights(const std::function<void()>& task);
+  StreamPoints all_uses();
   const LayerTensor& checked_tensor(const std::string& name, uint64_t count, uint32_t* layer) const;
 
   LayerRegistry registry_;
   const TrainConfig config_;
   const Ranks& ranks_;
   const Options options_;
+  const std::unique_ptr<StateMath> state_;
   Layout layout_;
   PageStore store_;
+  CudaDevice* const gpu_;
+  const std::unique_ptr<GpuGroups> gpu_groups_;  ///< of several ranks with GPUs
 
   mutable std::mutex mutex_;
   std::condition_variable sums_free_;
@@ -181,6 +200,7 @@ class Pager {
   uint64_t steps_ = 0;    ///< osp_step calls since weights were set
   uint64_t decided_ = 0;  ///< ticket of the last step; 0: none
   bool begun_ = false;    ///< in_backward
+  bool weights_set_ = false;
   AccessCounts counts_;
   std::set<uint32_t> told_;  ///< layers that have deviated
   std::string user_state_;

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "engine/base/error.h"
-#include "engine/pager/add_gradient.h"
 #include "engine/pager/pager.h"
 
 namespace overspill {
@@ -42,7 +41,7 @@ void Pager::require_gradient(uint32_t stored, const std::string& name) const {
   }
 }
 
-void Pager::submit(uint32_t index, uint32_t tensor, const TensorValues& gradient) {
+void Pager::submit(uint32_t index, uint32_t tensor, const TensorValues& gradient, void* stream) {
   Lock lock(mutex_);
   require_running();
   const RegisteredLayer& layer = checked_layer(index);
@@ -59,18 +58,19 @@ void Pager::submit(uint32_t index, uint32_t tensor, const TensorValues& gradient
     refuse(Misuse::size_mismatch, "a gradient of {} with {} elements; it has {}", place.name,
            gradient.count, place.elements);
   }
-  begin_adding(lock, stored, [&] {
+  require_reachable(gradient, place.name);
+  begin_adding(lock, stored, stream, [&] {
     require_gradient(stored, place.name);
     require_count(stored, t);
   });
   const bool first = stored_[stored].gradient.counts[t]++ == 0;
   lock.unlock();
-  add_tensor(stored, t, first, gradient);
+  add_tensor(stored, t, first, gradient, stream);
   lock.lock();
   end_adding(lock, stored);
 }
 
-void Pager::submit_flat(uint32_t index, const TensorValues& gradients) {
+void Pager::submit_flat(uint32_t index, const TensorValues& gradients, void* stream) {
   Lock lock(mutex_);
   require_running();
   const RegisteredLayer& layer = checked_layer(index);
@@ -85,8 +85,10 @@ void Pager::submit_flat(uint32_t index, const TensorValues& gradients) {
            "gradients of layer {} \"{}\" with {} elements; its flattened parameters have {}", index,
            layer.name, gradients.count, shape.padded);
   }
-  begin_adding(lock, stored, [&] {
-    require_gradient(stored, fmt::format("layer {} \"{}\"", index, layer.name));
+  const std::string name = fmt::format("layer {} \"{}\"", index, layer.name);
+  require_reachable(gradients, name);
+  begin_adding(lock, stored, stream, [&] {
+    require_gradient(stored, name);
     for (uint32_t t = 0; t < shape.tensors.size(); ++t) {
       if (shape.tensors[t].trainable) require_count(stored, t);
     }
@@ -99,16 +101,36 @@ void Pager::submit_flat(uint32_t index, const TensorValues& gradients) {
     const LayerTensor& tensor = shape.tensors[t];
     if (!tensor.trainable) continue;
     const std::byte* part = values + tensor.offset * dtype_bytes(gradients.type);
-    add_tensor(stored, t, first[t] != 0, {part, gradients.type, tensor.elements});
+    add_tensor(stored, t, first[t] != 0, {part, gradients.type, tensor.elements}, stream);
   }
   lock.lock();
   end_adding(lock, stored);
 }
 
-void Pager::add_tensor(uint32_t stored, uint32_t t, bool first, const TensorValues& gradient) {
+void Pager::add_tensor(uint32_t stored, uint32_t t, bool first, const TensorValues& gradient,
+                       void* stream) {
   const LayerTensor& tensor = layout_.model.layers[stored].tensors[t];
-  auto* sums = reinterpret_cast<float*>(store_.address(stored_[stored].gradient.slot));
-  add_gradient(gradient.values, gradient.type, sums + tensor.offset, tensor.elements, first);
+  SumSlot& slot = slot_of(stored);
+  auto* sums = reinterpret_cast<float*>(store_.address(slot.slot));
+  slot.uses.begin_on(gpu_, stream);
+  state_->add_gradient(stream, gradient.values, gradient.type, sums + tensor.offset,
+                       tensor.elements, first);
+  slot.uses.end_on(gpu_, stream);
+}
+
+/// Of a layer whose sums are in one.
+Pager::SumSlot& Pager::slot_of(uint32_t stored) {
+  return *std::ranges::find(sum_slots_, stored_[stored].gradient.slot, &SumSlot::slot);
+}
+
+/// A GPU adds from what it can reach.
+void Pager::require_reachable(const TensorValues& gradient, const std::string& name) const {
+  if (gpu_ == nullptr || gpu_->reaches(gradient.values)) return;
+  refuse(
+      Misuse::bad_argument,
+      "a gradient of {} in memory that GPU {} does not reach; give memory of this GPU, or pinned "
+      "host memory",
+      name, gpu_->gpu());
 }
 
 void Pager::require_count(uint32_t stored, uint32_t tensor) const {
@@ -121,7 +143,8 @@ void Pager::require_count(uint32_t stored, uint32_t tensor) const {
 
 /// Returns, with the lock, when the layer's sums are in a slot and this thread alone may add.
 /// `check` refuses, before anything has changed.
-void Pager::begin_adding(Lock& lock, uint32_t stored, const std::function<void()>& check) {
+void Pager::begin_adding(Lock& lock, uint32_t stored, void* stream,
+                         const std::function<void()>& check) {
   Gradient& gradient = stored_[stored].gradient;
   const auto busy = [&](const SumSlot& s) { return s.layer && stored_[*s.layer].gradient.adding; };
   while (true) {
@@ -130,9 +153,9 @@ void Pager::begin_adding(Lock& lock, uint32_t stored, const std::function<void()
     if (!gradient.adding && !std::ranges::all_of(sum_slots_, busy)) break;
     sums_free_.wait(lock);
   }
-  if (gradient.sums != Gradient::Sums::slot) return take_slot(lock, stored);
+  if (gradient.sums != Gradient::Sums::slot) return take_slot(lock, stored, stream);
   gradient.adding = true;
-  std::ranges::find(sum_slots_, gradient.slot, &SumSlot::slot)->last_use = ++sum_clock_;
+  slot_of(stored).last_use = ++sum_clock_;
 }
 
 /// A slot that is free once queued work is done, else the one whose layer has waited longest.
@@ -152,11 +175,14 @@ Pager::SumSlot& Pager::slot_for_sums(uint32_t stored) {
   return *oldest;
 }
 
-void Pager::take_slot(Lock& lock, uint32_t stored) {
+void Pager::take_slot(Lock& lock, uint32_t stored, void* stream) {
   Gradient& gradient = stored_[stored].gradient;
   SumSlot& slot = slot_for_sums(stored);
   if (slot.layer) {
-    slot.free = thread_.add({.kind = Kind::store_sums, .layer = *slot.layer, .sums = slot.slot});
+    slot.free = thread_.add({.kind = Kind::store_sums,
+                             .layer = *slot.layer,
+                             .sums = slot.slot,
+                             .after = slot.uses.take()});
     stored_[*slot.layer].gradient.sums = Gradient::Sums::paged;
   }
   const bool paged = gradient.sums == Gradient::Sums::paged;
@@ -168,21 +194,28 @@ void Pager::take_slot(Lock& lock, uint32_t stored) {
   const uint64_t free = slot.free;
   lock.unlock();
   thread_.wait(free);
-  clear_sums(stored, paged);
+  clear_sums(stored, paged, stream);
   lock.lock();
   if (!paged) return;
-  const uint64_t loaded =
-      thread_.add({.kind = Kind::load_sums, .layer = stored, .sums = gradient.slot});
+  const uint64_t loaded = thread_.add(
+      {.kind = Kind::load_sums, .layer = stored, .sums = gradient.slot, .after = slot.uses.take()});
   lock.unlock();
   thread_.wait(loaded);
   lock.lock();
 }
 
 /// Padding and frozen tensors count as zero; tensors are set by their first gradient. Where pages
-/// hold this rank's part alone, the others' begins again.
-void Pager::clear_sums(uint32_t stored, bool paged) {
-  auto* sums = reinterpret_cast<float*>(store_.address(stored_[stored].gradient.slot));
+/// hold this rank's part alone, the others' begins again. On a GPU all of it is cleared, so that
+/// nothing is left to do for what does not come.
+void Pager::clear_sums(uint32_t stored, bool paged, void* stream) {
+  SumSlot& slot = slot_of(stored);
   const uint64_t whole = layout_.whole(stored);
+  if (gpu_ != nullptr) {
+    if (paged && layout_.options.ranks == 1) return;
+    gpu_->zero_on(stream, store_.address(slot.slot), whole * sizeof(float));
+    return slot.uses.end_on(gpu_, stream);
+  }
+  auto* sums = reinterpret_cast<float*>(store_.address(slot.slot));
   if (paged) {
     if (layout_.options.ranks > 1) std::fill_n(sums, whole, 0.0f);
     return;
@@ -209,7 +242,7 @@ void Pager::gradients_done(uint32_t index) {
   if (!layer.own || !layout_.model.layers[*layer.own].trainable()) {
     refuse(Misuse::frozen, "layer {} \"{}\": none of its own parameters trains", index, layer.name);
   }
-  begin_adding(lock, *layer.own, [&] {
+  begin_adding(lock, *layer.own, nullptr, [&] {
     require_gradient(*layer.own, fmt::format("layer {} \"{}\"", index, layer.name));
   });
   finish_incomplete(lock, *layer.own);
@@ -222,7 +255,7 @@ void Pager::finish_incomplete(Lock&, uint32_t stored) {
   const LayerShape& shape = layout_.model.layers[stored];
   for (uint32_t t = 0; t < shape.tensors.size(); ++t) {
     const LayerTensor& tensor = shape.tensors[t];
-    if (gradient.counts[t] > 0 || !tensor.trainable) continue;
+    if (gradient.counts[t] > 0 || !tensor.trainable || gpu_ != nullptr) continue;
     std::fill_n(sums + tensor.offset, tensor.elements, 0.0f);
   }
   gradient.adding = false;
@@ -234,15 +267,14 @@ void Pager::complete_gradient(uint32_t stored) {
   // The update of the step before takes its gradient from where this one goes.
   catch_up(stored);
   Gradient& gradient = stored_[stored].gradient;
+  SumSlot& slot = slot_of(stored);
   PagerWork work{.kind = Kind::finish, .layer = stored, .sums = gradient.slot};
-  if (in_backward()) work.place = place_for_update(stored);
+  work.after = slot.uses.take();
+  if (in_backward()) choose_place(stored, work);
   const uint64_t ticket = thread_.add(std::move(work));
   if (in_backward()) stored_[stored].ready = ticket;
-  for (SumSlot& slot : sum_slots_) {
-    if (slot.layer != stored) continue;
-    slot.layer.reset();
-    slot.free = ticket;
-  }
+  slot.layer.reset();
+  slot.free = ticket;
   gradient.complete = true;
   gradient.sums = Gradient::Sums::none;
 }

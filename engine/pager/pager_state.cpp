@@ -4,7 +4,7 @@
 
 #include "engine/base/error.h"
 #include "engine/base/fd.h"
-#include "engine/pager/add_gradient.h"
+#include "engine/model/add_gradient.h"
 #include "engine/pager/pager.h"
 #include "engine/train/model_state.h"
 #include "engine/train/rank_setup.h"
@@ -28,6 +28,28 @@ nlohmann::json parse_config(const std::string& text) {
 /// What slots hold is not the layers' weights any more, or may be overwritten by state in transit.
 void Pager::forget_weights() { ring_.clear(); }
 
+void Pager::require_weights() const {
+  if (weights_set_) return;
+  refuse(Misuse::no_weights,
+         "nothing has set the weights: load, initialise or write them, or load a checkpoint");
+}
+
+/// The task sets all of them, and moments; it is the first thing that is known of this state.
+void Pager::set_weights(const std::function<void()>& task) {
+  forget_weights();
+  thread_.run(task);
+  weights_set_ = true;
+  steps_ = 0;
+  for (StoredLayer& layer : stored_) layer.updated = 0;
+}
+
+/// Of all weights in the device's memory.
+StreamPoints Pager::all_uses() {
+  StreamPoints all = ring_.take_uses();
+  for (StoredLayer& layer : stored_) append(all, layer.uses.take());
+  return all;
+}
+
 const LayerTensor& Pager::checked_tensor(const std::string& name, uint64_t count,
                                          uint32_t* layer) const {
   const auto found = registry_.find(name);
@@ -46,13 +68,10 @@ void Pager::load_weights(const fs::path& path) {
   const ModelTensors tensors(path);
   check_model_tensors(layout_.model, tensors);
   settle("loading weights");
-  forget_weights();
-  thread_.run([&] {
+  set_weights([&] {
     overspill::load_weights(store_, tensors);
     thread_.reset({});
   });
-  steps_ = 0;
-  for (StoredLayer& layer : stored_) layer.updated = 0;
 }
 
 void Pager::initialize_weights(uint64_t seed, double deviation) {
@@ -61,14 +80,15 @@ void Pager::initialize_weights(uint64_t seed, double deviation) {
     refuse(Misuse::bad_argument, "a deviation of {}: it is finite and not negative", deviation);
   }
   settle("initialising weights");
-  forget_weights();
-  thread_.run([&] {
+  draw_weights(seed, deviation);
+}
+
+void Pager::draw_weights(uint64_t seed, double deviation) {
+  set_weights([&] {
     layout_.model.config.initializer_range = deviation;
     overspill::initialize_weights(store_, seed);
     thread_.reset({});
   });
-  steps_ = 0;
-  for (StoredLayer& layer : stored_) layer.updated = 0;
 }
 
 void Pager::write_tensor(const std::string& name, const TensorValues& values) {
@@ -76,6 +96,7 @@ void Pager::write_tensor(const std::string& name, const TensorValues& values) {
   uint32_t layer = 0;
   const LayerTensor& tensor = checked_tensor(name, values.count, &layer);
   settle("writing a tensor");
+  if (!weights_set_) draw_weights(0, 0);  // pages hold more than this tensor
   forget_weights();
   std::vector<float> floats(values.count);
   add_gradient(values.values, values.type, floats.data(), values.count, true);
@@ -87,6 +108,7 @@ void Pager::read_tensor(const std::string& name, void* values, DType type, uint6
   uint32_t layer = 0;
   const LayerTensor& tensor = checked_tensor(name, count, &layer);
   settle("reading a tensor");
+  require_weights();
   forget_weights();
   std::vector<float> floats(count);
   const bool as_computed = type != DType::f32;
@@ -102,6 +124,7 @@ void Pager::export_weights(const fs::path& directory, const std::string& config_
   const Lock lock(mutex_);
   const nlohmann::json config = parse_config(config_json);
   settle("exporting weights");
+  require_weights();
   forget_weights();
   thread_.run([&] {
     if (ranks_.first()) fs::create_directories(directory);
@@ -117,6 +140,7 @@ void Pager::save_checkpoint(const CheckpointOptions& options, const std::string&
   const Lock lock(mutex_);
   const nlohmann::json config = parse_config(config_json);
   settle("saving a checkpoint");
+  require_weights();
   forget_weights();
   save_error_ = nullptr;
   PagerWork work{.kind = Kind::task};
@@ -160,18 +184,16 @@ void Pager::load_checkpoint(const fs::path& directory) {
   fs::path from = directory;
   if (named) from = fs::canonical(latest);
   settle("loading a checkpoint");
-  forget_weights();
-  std::string user_state;
+  std::optional<Checkpoint> checkpoint;
   thread_.run([&] {
-    const Checkpoint checkpoint = open_checkpoint(from, ranks_);
-    check_model_tensors(layout_.model, ModelTensors(checkpoint.directory));
-    overspill::load_checkpoint(store_, checkpoint);
-    thread_.reset(checkpoint.position);
-    user_state = checkpoint.user_state;
+    checkpoint = open_checkpoint(from, ranks_);
+    check_model_tensors(layout_.model, ModelTensors(checkpoint->directory));
   });
-  user_state_ = std::move(user_state);
-  steps_ = 0;
-  for (StoredLayer& layer : stored_) layer.updated = 0;
+  set_weights([&] {
+    overspill::load_checkpoint(store_, *checkpoint);
+    thread_.reset(checkpoint->position);
+  });
+  user_state_ = checkpoint->user_state;
 }
 
 std::string Pager::user_state() {

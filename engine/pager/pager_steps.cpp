@@ -71,7 +71,7 @@ void Pager::step(const StepRates& rates, bool allow_missing) {
     if (some) incomplete.push_back(l);
   }
   for (const uint32_t l : incomplete) {
-    begin_adding(lock, l, [] {});
+    begin_adding(lock, l, nullptr, [] {});
     finish_incomplete(lock, l);
   }
   for (uint32_t l = 0; l < stored_.size(); ++l) catch_up(l);
@@ -119,7 +119,7 @@ void Pager::settle(const char* call) {
   require_running();
   require_all_released(call);
   for (uint32_t l = 0; l < stored_.size(); ++l) catch_up(l);
-  thread_.wait(thread_.add({.kind = Kind::task, .task = [] {}}));
+  thread_.wait(thread_.add({.kind = Kind::task, .task = [] {}, .after = all_uses()}));
 }
 
 void Pager::flush() {

@@ -27,13 +27,13 @@ bool stands_alone(Kind kind) {
 
 }  // namespace
 
-PagerThread::PagerThread(PageStore& store, const Ranks& ranks, Options options)
+PagerThread::PagerThread(PageStore& store, const StateMath& state, const Ranks& ranks,
+                         const RankGroups& groups, Options options)
     : store_(store),
       layout_(store.layout()),
       ranks_(ranks),
       options_(std::move(options)),
-      model_(layout_.model),
-      executor_(store, model_, {}, ranks.groups()),
+      executor_(store, state, nullptr, {}, groups),
       pending_(layout_.model.layers.size()),
       moments_zero_(layout_.model.layers.size(), 1) {
   context_.gradient_squares.assign(layout_.model.layers.size(), 0.0);
@@ -147,7 +147,22 @@ bool PagerThread::joins(const PagerWork& work) {
   return !updates || !fragment_zero_ || *fragment_zero_ == (moments_zero_[work.layer] != 0);
 }
 
+/// All that is put on the device's streams from now on, or the host does.
+void PagerThread::begin_behind(const PagerWork& work) {
+  Device& device = store_.device();
+  for (const std::unique_ptr<DeviceEvent>& point : work.after) {
+    if (stands_alone(work.kind)) {
+      point->synchronize();
+      continue;
+    }
+    for (size_t stream = 0; stream < kDeviceStreams; ++stream) {
+      device.wait(static_cast<DeviceStream>(stream), *point);
+    }
+  }
+}
+
 void PagerThread::plan(const PagerWork& work) {
+  if (stands_alone(work.kind)) begin_behind(work);
   switch (work.kind) {
     case Kind::begin_step: return begin_step(work);
     case Kind::decide: return decide(work);
@@ -159,6 +174,7 @@ void PagerThread::plan(const PagerWork& work) {
   if (fragment_ && update && !fragment_zero_ && zero) run_fragment();
   if (!fragment_) fragment_ = std::make_unique<FragmentPlanner>(layout_, update && zero);
   if (update) fragment_zero_ = zero;
+  begin_behind(work);
   switch (work.kind) {
     case Kind::bring: fragment_->bring(work.layer, work.place, update); break;
     case Kind::update:

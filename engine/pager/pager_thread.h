@@ -14,7 +14,8 @@
 
 #include "engine/base/log_scope.h"
 #include "engine/collective/ranks.h"
-#include "engine/pager/external_model.h"
+#include "engine/model/state_math.h"
+#include "engine/pager/memory_uses.h"
 #include "engine/plan/fragment_planner.h"
 #include "engine/run/executor.h"
 #include "engine/train/checkpoint.h"
@@ -59,6 +60,8 @@ struct PagerWork {
   StepRates rates{};
   std::vector<char> has_gradient{};  ///< by layer; of decide
   std::function<void()> task{};
+  /// On a GPU: of the program's streams, what it begins behind.
+  StreamPoints after{};
 };
 
 class PagerThread {
@@ -70,7 +73,9 @@ class PagerThread {
     const ProgressObserver* progress = nullptr;
     std::function<void(const std::string&)> warn;
   };
-  PagerThread(PageStore& store, const Ranks& ranks, Options options);
+  /// `groups`: what the model's data move over between ranks.
+  PagerThread(PageStore& store, const StateMath& state, const Ranks& ranks,
+              const RankGroups& groups, Options options);
   /// Does what is queued, unless there was an error, and ends.
   ~PagerThread();
 
@@ -107,6 +112,7 @@ class PagerThread {
   bool joins(const PagerWork& work);
   void complete(size_t left);
   void plan(const PagerWork& work);
+  void begin_behind(const PagerWork& work);
   void run_fragment();
   void begin_step(const PagerWork& work);
   void decide(const PagerWork& work);
@@ -118,7 +124,6 @@ class PagerThread {
   const Layout& layout_;
   const Ranks& ranks_;
   const Options options_;
-  ExternalModel model_;
   Executor executor_;
 
   // Of the thread, or of the caller while nothing is queued.

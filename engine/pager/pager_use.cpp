@@ -39,7 +39,7 @@ void Pager::evict(WeightRing::Entry& victim) {
   if (victim.unused && victim.layer != WeightRing::kNobody) {
     counts_.deviation_bytes += weight_bytes(victim.layer);
   }
-  victim = {.slot = victim.slot};
+  WeightRing::empty(victim);
 }
 
 bool Pager::bring(std::span<const uint32_t> stored, std::span<const uint32_t> keep, bool ahead) {
@@ -66,7 +66,10 @@ bool Pager::bring(std::span<const uint32_t> stored, std::span<const uint32_t> ke
       ring_.use(*entry);
       work.place.slot = entry->slot;
       if (work.place.present && !is_behind(l)) continue;
-    } else if (!is_behind(l)) {
+      work.after = entry->uses.take();
+    } else if (is_behind(l)) {
+      work.after = layer.uses.take();
+    } else {
       continue;
     }
     layer.updated = steps_;
@@ -87,6 +90,7 @@ void Pager::acquire(uint32_t index, std::span<const void*> out) {
     refuse(Misuse::already_acquired, "layer {} \"{}\" is held already; release it first", index,
            layer.name);
   }
+  require_weights();
   // What is held stays what it is; the others are brought.
   std::vector<uint32_t> wanted;
   for (const uint32_t l : layer.stored) {
@@ -159,6 +163,7 @@ void Pager::prefetch(uint32_t index) {
   const Lock lock(mutex_);
   require_running();
   const RegisteredLayer& layer = checked_layer(index);
+  require_weights();
   if (acquired_[index]) return;
   std::vector<uint32_t> wanted;
   for (const uint32_t l : layer.stored) {
@@ -167,7 +172,7 @@ void Pager::prefetch(uint32_t index) {
   bring(wanted, {}, true);
 }
 
-void Pager::release(uint32_t index) {
+void Pager::release(uint32_t index, void* stream) {
   const Lock lock(mutex_);
   require_running();
   const RegisteredLayer& layer = checked_layer(index);
@@ -176,32 +181,34 @@ void Pager::release(uint32_t index) {
   }
   acquired_[index] = false;
   for (const uint32_t l : layer.stored) {
-    if (--stored_[l].holds > 0 || !needs_slot(l)) continue;
-    WeightRing::Entry& entry = *ring_.find(l);
-    --entry.holds;
-    if (entry.stale) evict(entry);
+    WeightRing::Entry* const entry = needs_slot(l) ? ring_.find(l) : nullptr;
+    (entry != nullptr ? entry->uses : stored_[l].uses).end_on(gpu(), stream);
+    if (--stored_[l].holds > 0 || entry == nullptr) continue;
+    --entry->holds;
+    if (entry->stale) evict(*entry);
   }
   prefetch_next();
 }
 
-/// Where a layer that nothing brings is updated.
-RingPlace Pager::place_for_update(uint32_t stored) {
+/// Where a layer that nothing brings is updated. The work begins behind what used the place.
+void Pager::choose_place(uint32_t stored, PagerWork& work) {
   WeightRing::Entry* entry = ring_.find(stored);
   const bool present = entry != nullptr;
   if (layout_.compute_addresses(layout_.page(layout_.weight(stored, 0)))) {
     if (present) leave_stale(*entry);  // what other ranks have is updated as well
-    return {};
+    append(work.after, stored_[stored].uses.take());
+    return;
   }
   if (!present) entry = ring_.victim({});
   CHECK(entry != nullptr);
-  const RingPlace place{entry->slot, present};
+  work.place = {entry->slot, present};
+  append(work.after, entry->uses.take());
   if (!present) evict(*entry);
   // On a host that shares the device's memory, what is there is updated in its place. Otherwise an
   // update does not leave all of the layer's new weights.
   const bool in_place = layout_.options.unified && !layout_.options.gathers_weights();
   if (present && !in_place) leave_stale(*entry);
   ring_.use(*entry);
-  return place;
 }
 
 void Pager::leave_stale(WeightRing::Entry& entry) {
@@ -212,8 +219,9 @@ void Pager::leave_stale(WeightRing::Entry& entry) {
 void Pager::catch_up(uint32_t stored) {
   if (!is_behind(stored)) return;
   stored_[stored].updated = steps_;
-  stored_[stored].ready =
-      thread_.add({.kind = Kind::update, .layer = stored, .place = place_for_update(stored)});
+  PagerWork work{.kind = Kind::update, .layer = stored};
+  choose_place(stored, work);
+  stored_[stored].ready = thread_.add(std::move(work));
 }
 
 AccessCounts Pager::access_counts() {

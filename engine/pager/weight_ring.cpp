@@ -2,13 +2,14 @@
 #include "engine/pager/weight_ring.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/base/error.h"
 
 namespace overspill {
 
 WeightRing::WeightRing(const std::vector<SlotId>& slots) {
-  for (const SlotId slot : slots) entries_.push_back({.slot = slot});
+  for (const SlotId slot : slots) entries_.emplace_back().slot = slot;
 }
 
 WeightRing::Entry* WeightRing::find(uint32_t layer) {
@@ -30,11 +31,22 @@ size_t WeightRing::held() const {
       std::ranges::count_if(entries_, [](const Entry& entry) { return entry.holds > 0; }));
 }
 
+void WeightRing::empty(Entry& entry) {
+  CHECK(entry.holds == 0);
+  Entry cleared;
+  cleared.slot = entry.slot;
+  cleared.uses = std::move(entry.uses);
+  entry = std::move(cleared);
+}
+
+StreamPoints WeightRing::take_uses() {
+  StreamPoints all;
+  for (Entry& entry : entries_) append(all, entry.uses.take());
+  return all;
+}
+
 void WeightRing::clear() {
-  for (Entry& entry : entries_) {
-    CHECK(entry.holds == 0);
-    entry = {.slot = entry.slot};
-  }
+  for (Entry& entry : entries_) empty(entry);
 }
 
 }  // namespace overspill

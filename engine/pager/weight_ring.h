@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/pager/memory_uses.h"
 #include "engine/program/program.h"
 
 namespace overspill {
@@ -21,6 +22,7 @@ class WeightRing {
     uint32_t holds = 0;
     bool stale = false;   ///< not the layer's weights any more; kept while it is held
     bool unused = false;  ///< brought ahead and not acquired yet
+    MemoryUses uses;      ///< of the slot, whatever it held
   };
 
   explicit WeightRing(const std::vector<SlotId>& slots);
@@ -31,6 +33,10 @@ class WeightRing {
   void use(Entry& entry) { entry.last_use = ++clock_; }
   size_t size() const { return entries_.size(); }
   size_t held() const;
+  /// The slot holds nothing any more.
+  static void empty(Entry& entry);
+  /// Of all slots.
+  StreamPoints take_uses();
   /// Nothing is there any more. No layer is held.
   void clear();
 

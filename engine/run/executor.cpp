@@ -19,8 +19,9 @@ int64_t now_ns() {
 
 }  // namespace
 
-Executor::Executor(PageStore& store, const Model& model, LaneCpus cpus, const RankGroups& ranks)
-    : runner_(store, model, ranks), cpus_(std::move(cpus)) {
+Executor::Executor(PageStore& store, const StateMath& state, const Model* layers, LaneCpus cpus,
+                   const RankGroups& ranks)
+    : runner_(store, state, layers, ranks), cpus_(std::move(cpus)) {
   for (size_t i = 0; i < kLanes; ++i) {
     LaneThread& lane = lanes_[i];
     lane.stream = runner_.stream_of(static_cast<Lane>(i));

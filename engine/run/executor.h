@@ -27,7 +27,9 @@ using LaneCpus = std::array<std::vector<uint32_t>, kLanes>;
 
 class Executor {
  public:
-  Executor(PageStore& store, const Model& model, LaneCpus cpus = {}, const RankGroups& ranks = {});
+  /// `layers`: null where another program computes them. All outlive it.
+  Executor(PageStore& store, const StateMath& state, const Model* layers, LaneCpus cpus = {},
+           const RankGroups& ranks = {});
   ~Executor();
 
   /// Runs the Program to its end. Trace times start at 0.

@@ -22,10 +22,12 @@ bool overlap(std::span<const Channel::Segment> one, std::span<const Channel::Seg
 
 }  // namespace
 
-OpRunner::OpRunner(PageStore& store, const Model& model, const RankGroups& ranks)
+OpRunner::OpRunner(PageStore& store, const StateMath& state, const Model* layers,
+                   const RankGroups& ranks)
     : store_(store),
       layout_(store.layout()),
-      model_(model),
+      state_(state),
+      layers_(layers),
       ranks_(ranks),
       area_(layout_.options, layout_.model.layers.size()) {
   const PlanOptions& o = layout_.options;
@@ -182,10 +184,11 @@ void OpRunner::run_forward(std::span<const Access> accesses, const Op& op, StepC
     // Layers follow each other: the first one's op gives the documents.
     const int32_t* const documents =
         batch_ids(context.document_begins, area_.document_begins, op.index, op.layer > 1);
-    return model_.block(op.layer, weights, documents, at<void>(accesses[1]), at<void>(accesses[2]));
+    return layers_->block(op.layer, weights, documents, at<void>(accesses[1]),
+                          at<void>(accesses[2]));
   }
-  model_.embed(weights, batch_ids(context.tokens, area_.tokens, op.index, false),
-               at<void>(accesses[1]));
+  layers_->embed(weights, batch_ids(context.tokens, area_.tokens, op.index, false),
+                 at<void>(accesses[1]));
 }
 
 void OpRunner::run_head(std::span<const Access> accesses, const Op& op, StepContext& context) {
@@ -204,10 +207,10 @@ void OpRunner::run_head(std::span<const Access> accesses, const Op& op, StepCont
     head.embedding_sums = at<float>(accesses[next++]);
   }
   CHECK(next == accesses.size());
-  model_.loss(head, at<void>(accesses[1]),
-              batch_ids(context.targets, area_.targets, op.index, false), context.loss_scale,
-              backward ? at<void>(accesses[2]) : nullptr,
-              result(context.losses[op.index], area_.losses + op.index * sizeof(double)));
+  layers_->loss(head, at<void>(accesses[1]),
+                batch_ids(context.targets, area_.targets, op.index, false), context.loss_scale,
+                backward ? at<void>(accesses[2]) : nullptr,
+                result(context.losses[op.index], area_.losses + op.index * sizeof(double)));
 }
 
 void OpRunner::finish_loss(const Op& op, StepContext& context) {
@@ -222,12 +225,12 @@ void OpRunner::run_backward(std::span<const Access> accesses, const Op& op, Step
   const bool first = accesses.back().mode == AccessMode::write;
   if (op.layer == 0) {
     const int32_t* tokens = batch_ids(context.tokens, area_.tokens, op.index, true);
-    return model_.embed_backward(tokens, at<void>(accesses[0]), sums, first);
+    return layers_->embed_backward(tokens, at<void>(accesses[0]), sums, first);
   }
   const int32_t* const documents =
       batch_ids(context.document_begins, area_.document_begins, op.index, true);
-  model_.block_backward(op.layer, at<std::byte>(accesses[0]), documents, at<void>(accesses[1]),
-                        at<void>(accesses[2]), sums, first);
+  layers_->block_backward(op.layer, at<std::byte>(accesses[0]), documents, at<void>(accesses[1]),
+                          at<void>(accesses[2]), sums, first);
 }
 
 void OpRunner::run_all_gather(std::span<const Access> accesses) {
@@ -244,7 +247,7 @@ void OpRunner::run_reduce(std::span<const Access> accesses, const Op& op, StepCo
   const uint64_t part = layout_.shard(op.layer), begin = layout_.options.rank * part;
   const auto* sums = at<float>(accesses[0]);
   double& squares = context.gradient_squares[op.layer];
-  model_.square_sum(op.layer, sums, begin, begin + part,
+  state_.square_sum(op.layer, sums, begin, begin + part,
                     result(squares, area_.squares + op.layer * sizeof(double)));
   start_factored_sums(sums, op);
 }
@@ -261,7 +264,7 @@ void OpRunner::start_factored_sums(const float* sums, const Op& op) {
   const FactoredMoments moments = store_.factored_moments();
   const uint64_t part = layout_.shard(op.layer), begin = layout_.options.rank * part;
   for (const FactoredMatrix& m : layout_.matrices(op.layer)) {
-    model_.factored_sums(sums, begin, begin + part, m, moments);
+    state_.factored_sums(sums, begin, begin + part, m, moments);
   }
 }
 
@@ -290,7 +293,7 @@ void OpRunner::run_export(std::span<const Access> accesses, const Op& op) {
   const auto* source = at<float>(accesses[0]);
   const uint64_t parameters = layout_.chunk(op.layer, op.index).parameters;
   if (accesses[1].bytes < accesses[0].bytes) {
-    model_.round_gradient(source, at<uint16_t>(accesses[1]), parameters);
+    state_.round_gradient(source, at<uint16_t>(accesses[1]), parameters);
   } else if (const auto to = at<float>(accesses[1]); to != source) {
     if (!layout_.options.streams) {
       std::copy_n(source, parameters, to);
@@ -320,7 +323,7 @@ void OpRunner::run_update(const Program& program, const Op& op, StepContext& con
   const OptimizerSettings rule = layout_.options.update_rule();
   const bool zero = program.kind.moments_zero;
   if (op.lane == Lane::compute) {
-    return model_.update(rule, context.update, work, layout_.runs(chunk), zero);
+    return state_.update(rule, context.update, work, layout_.runs(chunk), zero);
   }
   update_chunk(rule, context.update, work, layout_.runs(chunk), zero);
 }

@@ -9,6 +9,7 @@
 
 #include "engine/collective/collective.h"
 #include "engine/model/model.h"
+#include "engine/model/state_math.h"
 #include "engine/run/page_store.h"
 #include "engine/run/step_context.h"
 
@@ -16,7 +17,9 @@ namespace overspill {
 
 class OpRunner {
  public:
-  OpRunner(PageStore& store, const Model& model, const RankGroups& ranks = {});
+  /// `layers`: null where another program computes them; then no Program has their ops.
+  OpRunner(PageStore& store, const StateMath& state, const Model* layers,
+           const RankGroups& ranks = {});
 
   /// Starts a read or a write, whose dependencies are done; run() then waits for it. One may begin
   /// while the one before it in its lane is under way. False, and nothing begun, when it has to
@@ -69,7 +72,8 @@ class OpRunner {
 
   PageStore& store_;
   const Layout& layout_;
-  const Model& model_;
+  const StateMath& state_;
+  const Model* const layers_;
   const RankGroups ranks_;
   const BatchArea area_;
 

@@ -13,6 +13,7 @@
 #include "engine/base/units.h"
 #include "engine/forecast/placement_search.h"
 #include "engine/model/cuda_model.h"
+#include "engine/model/host_state_math.h"
 #include "engine/model/llama.h"
 #include "engine/train/plan_request.h"
 #include "engine/train/rank_setup.h"
@@ -21,6 +22,9 @@
 
 namespace overspill {
 namespace {
+
+/// Of a GPU's memory, where another program computes there as well.
+constexpr double kProgramsPart = 0.5;
 
 uint64_t machine_memory() {
   return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
@@ -156,7 +160,18 @@ PlanOptions planner_options(const TrainConfig& config, const ComputeNeeds& needs
 
 }  // namespace
 
-PlanOptions state_options(const TrainConfig& config, const RankIdentity& rank) {
+PlanOptions state_options(const TrainConfig& config, const RankIdentity& rank,
+                          std::optional<uint32_t> gpu, uint64_t scratch_bytes) {
+  if (gpu) {
+    const uint64_t host = machine_memory() / rank.local_ranks;
+    return planner_options(config,
+                           {.scratch_bytes = scratch_bytes + gpu_staging_bytes(config, rank),
+                            .unified = false,
+                            .streams = true,
+                            .device_memory = part_of_memory(gpu_memory(*gpu).free, kProgramsPart),
+                            .host_memory = part_of_memory(host, kHostPart)},
+                           rank);
+  }
   const uint64_t third = machine_memory() / 3 / rank.local_ranks;
   return planner_options(config,
                          {.unified = config.offload.device != DeviceMode::discrete,
@@ -216,6 +231,11 @@ std::optional<uint32_t> chosen_gpu(const TrainConfig& config, const RankIdentity
   return gpu_of_local_rank(rank.local_rank);
 }
 
+std::unique_ptr<StateMath> make_state(const RunSetup& setup) {
+  if (setup.gpu) return make_cuda_state_math(setup.model);
+  return std::make_unique<HostStateMath>(setup.model, host_kernels());
+}
+
 std::unique_ptr<Model> make_layers(const RunSetup& setup) {
   if (setup.gpu) {
     return make_cuda_model(setup.model, setup.weight_type(), setup.batch, *setup.gpu);
@@ -234,7 +254,7 @@ ComputeNeeds needs_of(const RunSetup& setup, const RankIdentity& rank) {
     return host_needs(setup.config, setup.model, setup.batch, parallel_threads(), rank);
   }
   const GpuMemory gpu = gpu_memory(*setup.gpu);
-  return {.scratch_bytes = setup.layers->scratch_bytes() + gpu_staging_bytes(setup.config, rank),
+  return {.scratch_bytes = setup.scratch_bytes() + gpu_staging_bytes(setup.config, rank),
           .activation_bytes = dtype_bytes(setup.layers->activation_type()),
           .unified = false,
           .streams = true,
@@ -249,6 +269,7 @@ RunSetup::RunSetup(const TrainConfig& c, const Ranks& ranks)
       batch{c.micro_batch_size, c.sequence_len, has_documents(c)},
       gpu(chosen_gpu(config, ranks.identity())),
       layers(make_layers(*this)),
+      state(make_state(*this)),
       layout(plan_alike(
           config,
           plan_options(config, model, batch, needs_of(*this, ranks.identity()), ranks.identity()),

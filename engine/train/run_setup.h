@@ -7,6 +7,7 @@
 
 #include "engine/collective/ranks.h"
 #include "engine/model/model.h"
+#include "engine/model/state_math.h"
 #include "engine/plan/layout.h"
 #include "engine/run/executor.h"
 #include "engine/train/config.h"
@@ -29,8 +30,9 @@ struct RunSetup {
   CpuPlan cpus;        ///< of this process; without nodes when the machine described is another one
   ModelShape model;
   BatchShape batch;
-  std::optional<uint32_t> gpu;    ///< the device; else the host
-  std::unique_ptr<Model> layers;  ///< what it computes; attached by the trainer
+  std::optional<uint32_t> gpu;       ///< the device; else the host
+  std::unique_ptr<Model> layers;     ///< what it computes; attached by the trainer,
+  std::unique_ptr<StateMath> state;  ///< with its scratch behind that of the layers
   Layout layout;
 
   /// Chooses the parallel groups of the process unless they are chosen. All ranks call it at once,
@@ -41,6 +43,8 @@ struct RunSetup {
   }
   std::filesystem::path model_path() const;
   LaneCpus lane_cpus() const;
+  /// Of both.
+  uint64_t scratch_bytes() const { return layers->scratch_bytes() + state->scratch_bytes(); }
 };
 
 /// The shape that a configuration trains, its frozen tensors and groups marked.
@@ -50,9 +54,11 @@ ModelShape trained_model(const TrainConfig& config);
 TrainConfig with_chosen_drives(TrainConfig config);
 
 /// Budgets, homes and the sharing of state between ranks: what plans depend on beside what the
-/// layers compute. The device is the host, and its budgets are a third of this machine's memory
-/// each, which the ranks of a host share.
-PlanOptions state_options(const TrainConfig& config, const RankIdentity& rank);
+/// layers compute. Without budgets in the configuration, the host as a device has a third of this
+/// machine's memory for each, which the ranks of a host share; a GPU half of what it has free, and
+/// the host the whole of its part.
+PlanOptions state_options(const TrainConfig& config, const RankIdentity& rank,
+                          std::optional<uint32_t> gpu = {}, uint64_t scratch_bytes = 0);
 
 /// What the planner is asked for, for one of the ranks.
 PlanOptions plan_options(const TrainConfig& config, const ModelShape& model,

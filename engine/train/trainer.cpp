@@ -56,9 +56,11 @@ Trainer::Trainer(const TrainConfig& config, const Ranks& ranks)
       start_(find_start(setup_, ranks)),
       store_(setup_.layout, store_options(setup_)),
       gpu_groups_(make_gpu_groups()),
-      executor_(store_, *setup_.layers, setup_.lane_cpus(), groups()),
+      executor_(store_, *setup_.state, setup_.layers.get(), setup_.lane_cpus(), groups()),
       expectations_(setup_.layout, setup_.config.offload.hardware_profile) {
-  setup_.layers->attach(store_.device(), store_.address(setup_.layout.scratch));
+  std::byte* const scratch = store_.address(setup_.layout.scratch);
+  setup_.layers->attach(store_.device(), scratch);
+  setup_.state->attach(store_.device(), scratch + setup_.layers->scratch_bytes());
   for (const DatasetConfig& dataset : config.datasets) {
     if (dataset.evaluation && !eval_data_) eval_data_.emplace(open_sequences(setup_, true));
   }
@@ -97,8 +99,7 @@ Trainer::Trainer(const TrainConfig& config, const Ranks& ranks)
 
 std::unique_ptr<GpuGroups> Trainer::make_gpu_groups() const {
   if (!setup_.gpu || ranks_.size() == 1) return nullptr;
-  // Behind the layers' part of the scratch.
-  std::byte* const staging = store_.address(setup_.layout.scratch, setup_.layers->scratch_bytes());
+  std::byte* const staging = store_.address(setup_.layout.scratch, setup_.scratch_bytes());
   return std::make_unique<GpuGroups>(setup_.config, ranks_,
                                      dynamic_cast<CudaDevice&>(store_.device()), staging);
 }

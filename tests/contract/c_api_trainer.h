@@ -1,19 +1,23 @@
-// Another trainer, for tests: it computes a Llama with the host's kernels in a loop of its own and
-// keeps its state with the engine through overspill.h alone. Reads the native trainer's data.
+// Another trainer, for tests: it computes a Llama on a device of its own, the host or a GPU, in a
+// loop of its own, and keeps its state with the engine through overspill.h alone. Reads the native
+// trainer's data.
 #pragma once
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "bindings/include/overspill.h"
+#include "engine/base/units.h"
+#include "engine/model/cuda_model.h"
 #include "engine/model/llama.h"
 #include "engine/train/run_setup.h"
 #include "engine/train/token_data.h"
+#include "offload/cuda_device.h"
+#include "tests/contract/devices.h"
 
 namespace overspill::test {
 
@@ -54,8 +58,8 @@ inline std::string engine_configuration(const TrainConfig& c, Loop loop) {
   const OffloadConfig& o = c.offload;
   text += fmt::format(
       "offload:\n  device: {}\n  weights: {}\n  optimizer: {}\n  gradients: {}\n  update: {}\n",
-      o.device == DeviceMode::unified ? "unified" : "discrete", tier(o.weights), tier(o.optimizer),
-      tier(o.gradients), o.update == UpdateTiming::in_backward ? "in_backward" : "next_forward");
+      device_name(o.device), tier(o.weights), tier(o.optimizer), tier(o.gradients),
+      o.update == UpdateTiming::in_backward ? "in_backward" : "next_forward");
   if (o.device_memory) text += fmt::format("  device_memory: {}\n", *o.device_memory);
   if (o.host_memory) text += fmt::format("  host_memory: {}\n", *o.host_memory);
   if (o.chunk_parameters) text += fmt::format("  chunk_parameters: {}\n", *o.chunk_parameters);
@@ -75,21 +79,20 @@ class OtherTrainer {
 
   OtherTrainer(const TrainConfig& config, Loop loop,
                const osp_engine_options_t& given = OSP_ENGINE_OPTIONS_INIT)
-      : config_(config),
+      : config_(with_device(config)),
         loop_(loop),
         model_(trained_model(config)),
         batch_{config.micro_batch_size, config.sequence_len},
-        llama_(model_, config.precision == Precision::bf16 ? DType::bf16 : DType::f32, batch_,
-               host_kernels()),
-        data_(open_files(config), {config.sequence_len, config.shuffle, config.seed}),
-        scratch_(std::aligned_alloc(4096, llama_.scratch_bytes()), &std::free) {
-    std::memset(scratch_.get(), 0, llama_.scratch_bytes());
-    llama_.set_scratch(static_cast<std::byte*>(scratch_.get()));
+        rank_(given.rank),
+        ranks_(given.world_size),
+        layers_(make_layers()),
+        data_(open_files(config), {config.sequence_len, config.shuffle, config.seed}) {
+    make_memory();
     osp_engine_options_t options = given;
-    rank_ = given.rank;
-    ranks_ = given.world_size;
+    const std::string gpu = "cuda:" + std::to_string(rank_);
+    if (on_gpu()) options.device = gpu.c_str();
     if (loop != Loop::micro_batch_major) options.loop = OSP_LOOP_LAYER_MAJOR;
-    const std::string text = engine_configuration(config, loop);
+    const std::string text = engine_configuration(config_, loop);
     OSP_REQUIRE(osp_engine_create(text.c_str(), &options, &engine));
     try {
       register_layers();
@@ -99,11 +102,6 @@ class OtherTrainer {
       osp_engine_destroy(engine);
       throw;
     }
-    activations_.resize(model_.layers.size() + 1);
-    for (auto& micro_batches : activations_) {
-      micro_batches.assign(config.gradient_accumulation_steps,
-                           std::vector<float>(batch_.tokens() * model_.config.hidden_size));
-    }
   }
   ~OtherTrainer() { osp_engine_destroy(engine); }
   OtherTrainer(const OtherTrainer&) = delete;
@@ -112,7 +110,6 @@ class OtherTrainer {
   Step train_step() {
     const uint32_t mbs = config_.gradient_accumulation_steps;
     fill_batch(mbs);
-    losses_.assign(mbs, 0.0);
     osp_step_options_t step = OSP_STEP_OPTIONS_INIT;
     step.learning_rate = config_.learning_rate;
     const bool in_backward = config_.offload.update == UpdateTiming::in_backward;
@@ -126,8 +123,9 @@ class OtherTrainer {
     osp_step_result_t result = OSP_STEP_RESULT_INIT;
     OSP_REQUIRE(osp_step_wait(engine, &result));
     cursor_ += uint64_t{mbs} * batch_.sequences * ranks_;
+    device_->synchronize(DeviceStream::compute);
     double loss = 0;
-    for (const double part : losses_) loss += part;
+    for (const double part : std::span(losses_, mbs)) loss += part;
     return {loss / static_cast<double>(batch_.tokens() * mbs), result.gradient_norm,
             result.skipped != 0};
   }
@@ -152,6 +150,51 @@ class OtherTrainer {
                                        .byte_tokenizer = false}));
     }
     return files;
+  }
+
+  static TrainConfig with_device(TrainConfig config) {
+    if (config.offload.device == DeviceMode::automatic) config.offload.device = discrete_device();
+    return config;
+  }
+  bool on_gpu() const { return config_.offload.device == DeviceMode::cuda; }
+  DType type() const { return config_.precision == Precision::bf16 ? DType::bf16 : DType::f32; }
+  std::unique_ptr<Model> make_layers() const {
+    if (on_gpu()) return make_cuda_model(model_, type(), batch_, rank_);
+    return std::make_unique<Llama>(model_, type(), batch_, host_kernels());
+  }
+
+  /// All that it computes with, on its own device, and what passes between that and the host.
+  void make_memory() {
+    const uint64_t mbs = config_.gradient_accumulation_steps, tokens = mbs * batch_.tokens();
+    const uint64_t activation = round_up(
+        batch_.tokens() * model_.config.hidden_size * dtype_bytes(layers_->activation_type()), 256);
+    uint64_t most = 0;
+    for (const LayerShape& layer : model_.layers) most = std::max(most, layer.padded);
+    const uint64_t sums = round_up(most * sizeof(float), 256);
+    const uint64_t activations = (model_.layers.size() + 1) * mbs * activation;
+    const uint64_t bytes = layers_->scratch_bytes() + activations + 2 * sums;
+    if (on_gpu()) {
+      device_ = make_cuda_device(bytes, rank_);
+    } else {
+      device_ = make_host_device(bytes, true);
+    }
+    std::byte* at = device_->memory();
+    layers_->attach(*device_, at);
+    at += layers_->scratch_bytes();
+    for (size_t layer = 0; layer <= model_.layers.size(); ++layer) {
+      auto& of_layer = activations_.emplace_back();
+      for (uint64_t mb = 0; mb < mbs; ++mb, at += activation) of_layer.push_back(at);
+    }
+    sums_ = reinterpret_cast<float*>(at);
+    embedding_sums_ = reinterpret_cast<float*>(at + sums);
+    host_.emplace(round_up(mbs * sizeof(double) + 2 * tokens * sizeof(int32_t), 4096), "batch");
+    pinned_ = device_->register_host({host_->memory(), host_->bytes()});
+    losses_ = reinterpret_cast<double*>(host_->memory());
+    tokens_ = std::span(reinterpret_cast<int32_t*>(losses_ + mbs), tokens);
+    targets_ = std::span(tokens_.data() + tokens, tokens);
+    if (on_gpu()) {
+      stream_ = dynamic_cast<CudaDevice&>(*device_).native_stream(DeviceStream::compute);
+    }
   }
 
   bool tied() const { return model_.config.tie_word_embeddings; }
@@ -185,11 +228,9 @@ class OtherTrainer {
   void fill_batch(uint32_t micro_batches) {
     const uint64_t length = batch_.sequence_len;
     const uint64_t first = cursor_ + uint64_t{rank_} * micro_batches * batch_.sequences;
-    tokens_.resize(micro_batches * batch_.tokens());
-    targets_.resize(tokens_.size());
     for (uint64_t i = 0; i < micro_batches * batch_.sequences; ++i) {
-      data_.get(first + i, std::span(tokens_).subspan(i * length, length),
-                std::span(targets_).subspan(i * length, length));
+      data_.get(first + i, tokens_.subspan(i * length, length),
+                targets_.subspan(i * length, length));
     }
   }
 
@@ -197,21 +238,21 @@ class OtherTrainer {
     const size_t count =
         model_.layers[layer].tensors.size() + (layer == model_.head() && tied() ? 1 : 0);
     std::vector<const void*> weights(count);
-    OSP_REQUIRE(osp_acquire(engine, layer, nullptr, weights.data(), count));
+    OSP_REQUIRE(osp_acquire(engine, layer, stream_, weights.data(), count));
     return weights;
   }
-  void release(uint32_t layer) { OSP_REQUIRE(osp_release(engine, layer, nullptr)); }
+  void release(uint32_t layer) { OSP_REQUIRE(osp_release(engine, layer, stream_)); }
 
   /// Micro-batches [first, last) through all layers and back.
   void pass(uint32_t first, uint32_t last) {
     for (uint32_t l = 0; l < model_.head(); ++l) {
       const auto weights = acquire(l);
       for (uint32_t mb = first; mb < last; ++mb) {
-        float* y = activations_[l + 1][mb].data();
+        void* const y = activations_[l + 1][mb];
         if (l == 0) {
-          llama_.embed(weights[0], tokens_.data() + mb * batch_.tokens(), y);
+          layers_->embed(weights[0], tokens_.data() + mb * batch_.tokens(), y);
         } else {
-          llama_.block(l, weights[0], nullptr, activations_[l][mb].data(), y);
+          layers_->block(l, weights[0], nullptr, activations_[l][mb], y);
         }
       }
       release(l);
@@ -235,29 +276,26 @@ class OtherTrainer {
 
   void compute_backward(uint32_t l, uint32_t mb, const std::vector<const void*>& weights,
                         bool fresh) {
-    sums_.resize(model_.layers[l].padded);
-    embedding_sums_.resize(model_.layers[0].padded);
-    float* sums = model_.layers[l].trainable() ? sums_.data() : nullptr;
-    float* dy = activations_[model_.head() + 1][mb].data();
+    float* const sums = model_.layers[l].trainable() ? sums_ : nullptr;
+    void* const dy = activations_[model_.head() + 1][mb];
     const int32_t* tokens = tokens_.data() + mb * batch_.tokens();
     if (l == model_.head()) {
       const bool train_tied = tied() && model_.layers[0].trainable();
       const uint64_t all = batch_.tokens() * config_.gradient_accumulation_steps * ranks_;
-      llama_.loss(Llama::Head{.weights = weights[0],
-                              .embedding = tied() ? weights.back() : nullptr,
-                              .sums = sums,
-                              .embedding_sums = train_tied ? embedding_sums_.data() : nullptr,
-                              .first = fresh},
-                  static_cast<const void*>(activations_[l][mb].data()),
-                  targets_.data() + mb * batch_.tokens(), 1.0f / static_cast<float>(all), dy,
-                  &losses_[mb]);
+      layers_->loss(Model::Head{.weights = weights[0],
+                                .embedding = tied() ? weights.back() : nullptr,
+                                .sums = sums,
+                                .embedding_sums = train_tied ? embedding_sums_ : nullptr,
+                                .first = fresh},
+                    activations_[l][mb], targets_.data() + mb * batch_.tokens(),
+                    1.0f / static_cast<float>(all), dy, &losses_[mb]);
     } else if (l > 0) {
-      llama_.block_backward(l, weights[0], nullptr, activations_[l][mb].data(), dy, sums, fresh);
+      layers_->block_backward(l, weights[0], nullptr, activations_[l][mb], dy, sums, fresh);
     } else if (tied() && loop_ == Loop::layer_major_own_sums) {
       // Goes on with what the head has left.
-      llama_.embed_backward(tokens, dy, embedding_sums_.data(), false);
+      layers_->embed_backward(tokens, dy, embedding_sums_, false);
     } else {
-      llama_.embed_backward(tokens, dy, sums, fresh);
+      layers_->embed_backward(tokens, dy, sums, fresh);
     }
   }
 
@@ -267,12 +305,12 @@ class OtherTrainer {
     const bool train_tied = tied() && model_.layers[0].trainable();
     if (l == model_.head() && train_tied && !own) {
       OSP_REQUIRE(osp_submit_gradient(engine, l, static_cast<uint32_t>(shape.tensors.size()),
-                                      embedding_sums_.data(), OSP_FLOAT32,
-                                      model_.layers[0].tensors[0].elements, nullptr));
+                                      embedding_sums_, OSP_FLOAT32,
+                                      model_.layers[0].tensors[0].elements, stream_));
     }
     if (!shape.trainable()) return;
-    const float* sums = l == 0 && tied() && own ? embedding_sums_.data() : sums_.data();
-    OSP_REQUIRE(osp_submit_gradients(engine, l, sums, OSP_FLOAT32, shape.padded, nullptr));
+    const float* sums = l == 0 && tied() && own ? embedding_sums_ : sums_;
+    OSP_REQUIRE(osp_submit_gradients(engine, l, sums, OSP_FLOAT32, shape.padded, stream_));
     if (l == 0 && tied() && own) OSP_REQUIRE(osp_gradients_done(engine, 0));
   }
 
@@ -280,15 +318,19 @@ class OtherTrainer {
   Loop loop_;
   ModelShape model_;
   BatchShape batch_;
-  Llama llama_;
+  const uint32_t rank_, ranks_;
+  const std::unique_ptr<Model> layers_;
   SequenceData data_;
-  std::unique_ptr<void, decltype(&std::free)> scratch_;
-  uint32_t rank_ = 0, ranks_ = 1;
   uint64_t cursor_ = 0;
-  std::vector<int32_t> tokens_, targets_;
-  std::vector<double> losses_;
-  std::vector<std::vector<std::vector<float>>> activations_;  ///< by layer and micro-batch
-  std::vector<float> sums_, embedding_sums_;
+
+  std::unique_ptr<Device> device_;
+  std::optional<Arena> host_;
+  HostRegistration pinned_;
+  void* stream_ = nullptr;
+  std::span<int32_t> tokens_, targets_;
+  double* losses_ = nullptr;                          ///< by micro-batch
+  std::vector<std::vector<std::byte*>> activations_;  ///< by layer and micro-batch
+  float *sums_ = nullptr, *embedding_sums_ = nullptr;
 };
 
 }  // namespace overspill::test

@@ -57,12 +57,11 @@ class CApiTrainer : public TrainingTest {
   using Change = std::function<void(TrainConfig&)>;
   static std::vector<std::pair<std::string, Change>> places() {
     std::vector<std::pair<std::string, Change>> all;
-    for (const DeviceMode device : {DeviceMode::unified, DeviceMode::discrete}) {
+    for (const DeviceMode device : devices_under_test()) {
       for (const Placement tier : {Placement::nvme, Placement::host, Placement::device}) {
         constexpr const char* kNames[] = {"auto", "device", "host", "nvme"};
         all.emplace_back(
-            fmt::format("{} {}", device == DeviceMode::unified ? "unified" : "discrete",
-                        kNames[static_cast<size_t>(tier)]),
+            fmt::format("{} {}", device_name(device), kNames[static_cast<size_t>(tier)]),
             [=](TrainConfig& c) {
               c.offload.device = device;
               OffloadConfig& o = c.offload;

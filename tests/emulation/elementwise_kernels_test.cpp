@@ -1,5 +1,6 @@
 // Elementwise kernels and the rotation against float64 at sizes around packs and blocks. Bounds:
 // a few units of float32's last place, and half a unit of bf16's where that is stored.
+#include "engine/model/add_gradient.h"
 #include "engine/model/cuda_kernels.h"
 #include "tests/emulation/kernel_fixture.h"
 #include "tests/unit/engine/model/random_documents.h"
@@ -71,6 +72,34 @@ TEST_P(ElementwiseKernels, Add) {
       check_add<bf16, float>(size, misalign);
     }
   }
+}
+
+/// The host's bits.
+template <class X>
+void check_accumulate(DType type, const Array<X>& x) {
+  for (const bool first : {true, false}) {
+    const Array<float> sums = normals<float>(2, x.size());
+    std::vector<float> want(sums.data(), sums.data() + x.size());
+    add_gradient(x.data(), type, want.data(), x.size(), first);
+    cuda::accumulate(nullptr, x.data(), sums.data(), x.size(), first);
+    EXPECT_EQ(std::memcmp(want.data(), sums.data(), x.size() * sizeof(float)), 0);
+  }
+}
+
+TEST_P(ElementwiseKernels, AccumulateHasTheHostsBits) {
+  for (const size_t size : {1, 8, 9, 2051}) {
+    for (const size_t misalign : {0, 2, 4}) {
+      if (misalign % 4 == 0) check_accumulate(DType::f32, normals<float>(1, size, 1, misalign));
+      check_accumulate(DType::bf16, normals<bf16>(1, size, 1, misalign));
+    }
+  }
+  constexpr size_t kFinite = 0x7c00;  // then infinity and what is no number
+  const Array<__half> halves(2 * kFinite);
+  for (uint32_t i = 0; i < 2 * kFinite; ++i) {
+    const auto bits = static_cast<uint16_t>(i < kFinite ? i : i - kFinite + 0x8000);
+    std::memcpy(static_cast<void*>(&halves[i]), &bits, sizeof bits);
+  }
+  check_accumulate(DType::f16, halves);
 }
 
 template <class T>

@@ -195,6 +195,9 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   attributes->type = where == kFakeCudaDevice   ? cudaMemoryTypeDevice
                      : where == kFakeCudaPinned ? cudaMemoryTypeHost
                                                 : cudaMemoryTypeUnregistered;
+  if (where == kFakeCudaPageable) return cudaSuccess;
+  const auto piece = std::prev(world().memory.upper_bound(static_cast<const std::byte*>(memory)));
+  attributes->device = piece->second.device;
   return cudaSuccess;
 }
 

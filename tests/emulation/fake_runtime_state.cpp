@@ -157,7 +157,7 @@ using namespace overspill::fake_cuda;
 extern "C" {
 
 void fake_cuda_configure(const FakeCudaSettings* settings) {
-  std::vector<DeviceState> ended;  // their streams end without the lock
+  std::vector<std::unique_ptr<CUstream_st>> ended;  // with what is on them, without the lock
   const Quiet quiet;
   {
     const std::lock_guard lock(world().mutex);
@@ -165,12 +165,13 @@ void fake_cuda_configure(const FakeCudaSettings* settings) {
       std::fprintf(stderr, "fake CUDA: configured while something is in use\n");
       std::abort();
     }
-    ended.swap(world().devices);
+    for (DeviceState& device : world().devices) ended.push_back(std::move(device.default_stream));
   }
   ended.clear();
   const std::lock_guard lock(world().mutex);
   current_device() = 0;  // the last one of the calling thread may be gone
   world().settings = *settings;
+  world().devices.clear();
   world().devices.resize(settings->devices);
   world().peak = world().pinned = world().streams_made = 0;
   world().failing_status = cudaSuccess;

@@ -39,6 +39,7 @@ function(add_engine_mutant name source filter from to)
   write_mutant(${name} ${source} "${from}" "${to}")
   add_executable(mutant_${name} engine_main.cpp
                  ${CMAKE_CURRENT_BINARY_DIR}/mutants/${name}/${source})
+  target_link_libraries(mutant_${name} PRIVATE overspill_emulated_suites)
   overspill_link_engine_tests(mutant_${name})
   expect_caught(${name} ${filter})
 endfunction()
@@ -166,3 +167,16 @@ add_engine_mutant(update_before_norm engine/run/op_runner.cpp NonFinite*
 ]=])
 add_engine_mutant(gradient_forgotten engine/model/cuda_llama.cpp *OneTwoAndFourRanksAgree/stage0*
   [=[first ? nullptr : dw);]=] [=[nullptr);]=])
+
+# A program's streams that the pager does not wait for, and that do not wait for each other.
+add_engine_mutant(overwritten_while_read engine/pager/pager_thread.cpp CApiGpu.WeightsStay*
+  [=[      device.wait(static_cast<DeviceStream>(stream), *point);
+]=] "")
+add_engine_mutant(sums_unordered engine/pager/memory_uses.cpp CApiGpu.GivesTheHostsBits
+  [=[  for (const Use& use : uses_) gpu->wait_on(stream, *use.end);
+]=] "")
+add_engine_mutant(spilled_before_copied engine/pager/activation_store.cpp CApiGpu.Activations*
+  [=[  if (!at) return false;
+  wait_for(saved.copy.take());
+]=] [=[  if (!at) return false;
+]=])

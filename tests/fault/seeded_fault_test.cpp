@@ -18,6 +18,7 @@
 #include "engine/base/error.h"
 #include "engine/base/log.h"
 #include "engine/base/random.h"
+#include "engine/model/host_state_math.h"
 #include "engine/model/llama.h"
 #include "engine/plan/planner.h"
 #include "engine/run/executor.h"
@@ -139,7 +140,8 @@ class SeededFaults : public testing::Test {
     Llama llama(model_, DType::bf16, {2, 16}, host_kernels());
     llama.set_scratch(store.address(layout_.scratch));
     store_start(store);
-    Executor executor(store, llama);
+    const HostStateMath state(model_, host_kernels());
+    Executor executor(store, state, &llama);
     Outcome outcome;
     StepContext context;
     context.tokens = tokens_;

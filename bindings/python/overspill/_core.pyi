@@ -48,6 +48,7 @@ class Status(enum.IntEnum):
     GRADIENT_MISSING = 16
 
     STEP_NOT_STARTED = 17
+    NO_WEIGHTS = 18
 
     INVALID_FILE = 32
 

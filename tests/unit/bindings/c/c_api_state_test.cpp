@@ -142,5 +142,37 @@ TEST_F(CApiState, ProgressMayEndWhatItIsToldOf) {
   OSP_OK(osp_engine_destroy(engine));
 }
 
+TEST_F(CApiState, TensorsCanBeWrittenFirst) {
+  const osp_engine_t drawn = make(configuration());
+  osp_engine_t written = nullptr;
+  OSP_OK(osp_engine_create(configuration().c_str(), nullptr, &written));
+  register_all(written);
+  OSP_OK(osp_finalize(written, nullptr));
+  float value = 0;
+  const std::string out = (root_ / "unset").string();
+  OSP_EXPECT(OSP_ERROR_NO_WEIGHTS, osp_acquire(written, 0, nullptr, nullptr, 0));
+  OSP_EXPECT(OSP_ERROR_NO_WEIGHTS, osp_prefetch(written, 0));
+  OSP_EXPECT(OSP_ERROR_NO_WEIGHTS, osp_export_weights(written, out.c_str(), nullptr));
+  OSP_EXPECT(OSP_ERROR_NO_WEIGHTS, osp_checkpoint_save(written, out.c_str(), nullptr));
+  std::vector<float> bias(64);
+  OSP_EXPECT(OSP_ERROR_NO_WEIGHTS,
+             osp_tensor_read(written, "block.bias", bias.data(), OSP_FLOAT32, bias.size()));
+  OSP_EXPECT(OSP_ERROR_UNKNOWN_TENSOR, osp_tensor_write(written, "x", &value, OSP_FLOAT32, 1));
+  OSP_EXPECT(OSP_ERROR_NO_WEIGHTS, osp_acquire(written, 0, nullptr, nullptr, 0));
+  for (const auto& layer : small_layers()) {
+    for (const SmallTensor& tensor : layer) {
+      if (tensor.tied_to != nullptr) continue;
+      const std::vector<float> values = read(drawn, tensor.name, tensor.count());
+      OSP_OK(osp_tensor_write(written, tensor.name, values.data(), OSP_FLOAT32, values.size()));
+    }
+  }
+  for (const osp_engine_t engine : {drawn, written}) {
+    for (uint64_t key = 1; key < 3; ++key) step(engine, key);
+  }
+  EXPECT_EQ(read_all(drawn), read_all(written));
+  OSP_OK(osp_engine_destroy(drawn));
+  OSP_OK(osp_engine_destroy(written));
+}
+
 }  // namespace
 }  // namespace overspill

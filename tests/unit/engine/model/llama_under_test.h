@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/base/random.h"
+#include "engine/model/host_state_math.h"
 #include "engine/model/llama.h"
 #include "tests/unit/engine/model/reference_llama.h"
 
@@ -57,6 +58,13 @@ struct LlamaUnderTest {
     llama.set_scratch(static_cast<std::byte*>(scratch.get()));
   }
   const LayerShape& head() const { return model.layers.back(); }
+  /// Of a layer's gradient sums, as the global norm adds them up.
+  double square_sum(uint32_t layer, const float* sums) const {
+    double total = 0;
+    HostStateMath(model, host_kernels())
+        .square_sum(layer, sums, 0, model.layers[layer].padded, &total);
+    return total;
+  }
 
   struct Free {
     void operator()(void* memory) const { std::free(memory); }

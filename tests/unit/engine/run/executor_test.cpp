@@ -1,6 +1,7 @@
 // The executor on real Programs of a small model: order under random delays, lanes at the same
 // time, errors, and use after an error.
 #include "engine/run/executor.h"
+#include "engine/model/host_state_math.h"
 #include "engine/model/llama.h"
 
 #include <gtest/gtest.h>
@@ -100,7 +101,8 @@ struct Machine {
       : llama(model, DType::bf16, {2, 16}, slow_kernels()),
         layout(plan_layout(model, options(llama))),
         store(layout, {{directory}, io()}),
-        executor(store, llama) {
+        state(model, slow_kernels()),
+        executor(store, state, &llama) {
     llama.set_scratch(store.address(layout.scratch));
     initialize_weights(store, 3);
     program = plan_step(layout, {true, true, false, false, 2});
@@ -144,6 +146,7 @@ struct Machine {
   Llama llama;
   Layout layout;
   PageStore store;
+  HostStateMath state;
   Executor executor;
   Program program;
   std::vector<int32_t> tokens, targets;
@@ -217,7 +220,7 @@ TEST_F(ExecutorTest, ATransferWaitsForTheOneWhosePagesItShares) {
   const auto first = std::ranges::find_if(program.ops, is_read);
   const auto second = std::find_if(first + 1, program.ops.end(), is_read);
   ASSERT_NE(second, program.ops.end());
-  OpRunner runner(machine_->store, machine_->llama);
+  OpRunner runner(machine_->store, machine_->state, &machine_->llama);
   EXPECT_TRUE(runner.begin(program, *first));
   EXPECT_FALSE(runner.begin(program, *first));
   EXPECT_TRUE(runner.begin(program, *second));
@@ -268,7 +271,7 @@ TEST_F(ExecutorTest, LanesKeepToTheirCpus) {
   lanes.fill({cpus[1]});
   lanes[static_cast<size_t>(Lane::nvme_read)] =
       lanes[static_cast<size_t>(Lane::nvme_write)] = {cpus[0]};
-  Executor executor(machine_->store, machine_->llama, lanes);
+  Executor executor(machine_->store, machine_->state, &machine_->llama, lanes);
   mischief.io_cpu = static_cast<int>(cpus[0]);
   mischief.compute_cpu = static_cast<int>(cpus[1]);
   executor.run(machine_->program, machine_->context);

@@ -1,5 +1,5 @@
 // Sums of every type, over blocks and ends.
-#include "engine/pager/add_gradient.h"
+#include "engine/model/add_gradient.h"
 
 #include <gtest/gtest.h>
 

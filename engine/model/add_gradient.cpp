@@ -1,5 +1,5 @@
 // One loop for each type.
-#include "engine/pager/add_gradient.h"
+#include "engine/model/add_gradient.h"
 
 #include "engine/base/parallel.h"
 

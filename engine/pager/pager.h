@@ -145,6 +145,7 @@ class Pager {
   bool has_room(std::span<const uint32_t> stored, std::span<const uint32_t> keep, size_t spare);
   void evict(WeightRing::Entry& victim);
   void prefetch_next();
+  void end_use(MemoryUses& uses, void* stream);
   void note_deviation(uint32_t layer, uint32_t expected);
   /// Queues the pending update of a layer that nothing has brought in this step.
   void catch_up(uint32_t stored);
@@ -155,6 +156,7 @@ class Pager {
   uint32_t expected_count(uint32_t stored, uint32_t tensor) const;
   void require_count(uint32_t stored, uint32_t tensor) const;
   void require_reachable(const TensorValues& gradient, const std::string& name) const;
+  void work_on_sums(Lock& lock, uint32_t stored, const std::function<void()>& work);
   void begin_adding(Lock& lock, uint32_t stored, void* stream, const std::function<void()>& check);
   void take_slot(Lock& lock, uint32_t stored, void* stream);
   void clear_sums(uint32_t stored, bool paged, void* stream);

@@ -64,9 +64,7 @@ void Pager::submit(uint32_t index, uint32_t tensor, const TensorValues& gradient
     require_count(stored, t);
   });
   const bool first = stored_[stored].gradient.counts[t]++ == 0;
-  lock.unlock();
-  add_tensor(stored, t, first, gradient, stream);
-  lock.lock();
+  work_on_sums(lock, stored, [&] { add_tensor(stored, t, first, gradient, stream); });
   end_adding(lock, stored);
 }
 
@@ -95,15 +93,15 @@ void Pager::submit_flat(uint32_t index, const TensorValues& gradients, void* str
   });
   std::vector<char> first;
   for (uint32_t& count : stored_[stored].gradient.counts) first.push_back(count++ == 0);
-  lock.unlock();
   const auto* values = static_cast<const std::byte*>(gradients.values);
-  for (uint32_t t = 0; t < shape.tensors.size(); ++t) {
-    const LayerTensor& tensor = shape.tensors[t];
-    if (!tensor.trainable) continue;
-    const std::byte* part = values + tensor.offset * dtype_bytes(gradients.type);
-    add_tensor(stored, t, first[t] != 0, {part, gradients.type, tensor.elements}, stream);
-  }
-  lock.lock();
+  work_on_sums(lock, stored, [&] {
+    for (uint32_t t = 0; t < shape.tensors.size(); ++t) {
+      const LayerTensor& tensor = shape.tensors[t];
+      if (!tensor.trainable) continue;
+      const std::byte* part = values + tensor.offset * dtype_bytes(gradients.type);
+      add_tensor(stored, t, first[t] != 0, {part, gradients.type, tensor.elements}, stream);
+    }
+  });
   end_adding(lock, stored);
 }
 
@@ -148,6 +146,7 @@ void Pager::begin_adding(Lock& lock, uint32_t stored, void* stream,
   Gradient& gradient = stored_[stored].gradient;
   const auto busy = [&](const SumSlot& s) { return s.layer && stored_[*s.layer].gradient.adding; };
   while (true) {
+    require_running();
     check();
     if (!gradient.adding && gradient.sums == Gradient::Sums::slot) break;
     if (!gradient.adding && !std::ranges::all_of(sum_slots_, busy)) break;
@@ -192,16 +191,31 @@ void Pager::take_slot(Lock& lock, uint32_t stored, void* stream) {
   gradient.slot = slot.slot;
   gradient.adding = true;
   const uint64_t free = slot.free;
+  work_on_sums(lock, stored, [&] {
+    thread_.wait(free);
+    clear_sums(stored, paged, stream);
+    if (!paged) return;
+    thread_.wait(thread_.add(
+        {.kind = Kind::load_sums, .layer = stored, .sums = slot.slot, .after = slot.uses.take()}));
+  });
+}
+
+/// Work without the lock, by the thread that has the layer's sums. What goes wrong stops the
+/// engine, so that the others meet it instead of waiting for the sums.
+void Pager::work_on_sums(Lock& lock, uint32_t stored, const std::function<void()>& work) {
   lock.unlock();
-  thread_.wait(free);
-  clear_sums(stored, paged, stream);
+  std::exception_ptr error;
+  try {
+    work();
+  } catch (...) {
+    error = std::current_exception();
+  }
   lock.lock();
-  if (!paged) return;
-  const uint64_t loaded = thread_.add(
-      {.kind = Kind::load_sums, .layer = stored, .sums = gradient.slot, .after = slot.uses.take()});
-  lock.unlock();
-  thread_.wait(loaded);
-  lock.lock();
+  if (!error) return;
+  stored_[stored].gradient.adding = false;
+  thread_.stop(error);
+  sums_free_.notify_all();
+  require_running();
 }
 
 /// Padding and frozen tensors count as zero; tensors are set by their first gradient. Where pages
@@ -231,8 +245,8 @@ void Pager::clear_sums(uint32_t stored, bool paged, void* stream) {
 
 void Pager::end_adding(Lock&, uint32_t stored) {
   stored_[stored].gradient.adding = false;
+  sums_free_.notify_all();  // who is woken waits for the lock
   if (all_there(stored)) complete_gradient(stored);
-  sums_free_.notify_all();
 }
 
 void Pager::gradients_done(uint32_t index) {
@@ -259,8 +273,8 @@ void Pager::finish_incomplete(Lock&, uint32_t stored) {
     std::fill_n(sums + tensor.offset, tensor.elements, 0.0f);
   }
   gradient.adding = false;
-  complete_gradient(stored);
   sums_free_.notify_all();
+  complete_gradient(stored);
 }
 
 void Pager::complete_gradient(uint32_t stored) {

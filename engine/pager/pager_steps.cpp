@@ -53,6 +53,7 @@ void Pager::step(const StepRates& rates, bool allow_missing) {
     return std::ranges::none_of(stored_, [](const StoredLayer& s) { return s.gradient.adding; });
   };
   sums_free_.wait(lock, idle);
+  require_running();
   std::vector<char> has_gradient(stored_.size());
   std::vector<uint32_t> incomplete;
   for (uint32_t l = 0; l < stored_.size(); ++l) {

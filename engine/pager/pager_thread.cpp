@@ -59,7 +59,7 @@ uint64_t PagerThread::add(PagerWork work) {
 
 void PagerThread::wait(uint64_t ticket) {
   std::unique_lock lock(mutex_);
-  progress_.wait(lock, [&] { return error_ || completed_ >= ticket; });
+  progress_.wait(lock, [&] { return ended_ || completed_ >= ticket; });
   if (completed_ < ticket) std::rethrow_exception(error_);
 }
 
@@ -89,6 +89,12 @@ std::exception_ptr PagerThread::error() {
   return error_;
 }
 
+void PagerThread::stop(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  if (!error_) error_ = std::move(error);
+  wake_.notify_one();
+}
+
 StepReport PagerThread::last_step() {
   const std::lock_guard lock(mutex_);
   return last_step_;
@@ -103,32 +109,39 @@ void PagerThread::main() {
   set_thread_name("pager");
   const LogScope log(options_.log);
   const ProgressScope progress(options_.progress);
-  std::unique_lock lock(mutex_);
-  while (true) {
-    wake_.wait(lock, [&] { return closing_ || !queue_.empty(); });
-    if (queue_.empty()) return;
+  try {
     std::deque<PagerWork> taken;
-    taken.swap(queue_);
-    lock.unlock();
-    try {
-      for (size_t i = 0; i < taken.size(); ++i) {
-        if (fragment_ && !joins(taken[i])) {
-          run_fragment();
-          complete(taken.size() - i);
-        }
-        plan(taken[i]);
-        if (fragment_ && i + 1 < taken.size()) continue;
-        if (fragment_) run_fragment();
-        complete(taken.size() - i - 1);
-      }
-      lock.lock();
-    } catch (...) {
-      lock.lock();
-      error_ = std::current_exception();
-      queue_.clear();
-      progress_.notify_all();
-      return;
+    while (take(taken)) do_all(taken);
+  } catch (...) {
+    stop(std::current_exception());
+  }
+  const std::lock_guard lock(mutex_);
+  queue_.clear();
+  ended_ = true;
+  progress_.notify_all();
+}
+
+/// Waits for work. False when there is none and will be none.
+bool PagerThread::take(std::deque<PagerWork>& taken) {
+  std::unique_lock lock(mutex_);
+  wake_.wait(lock, [&] { return closing_ || error_ || !queue_.empty(); });
+  if (error_) return false;
+  taken.clear();
+  taken.swap(queue_);
+  return !taken.empty();
+}
+
+void PagerThread::do_all(const std::deque<PagerWork>& taken) {
+  for (size_t i = 0; i < taken.size(); ++i) {
+    if (error()) return;
+    if (fragment_ && !joins(taken[i])) {
+      run_fragment();
+      complete(taken.size() - i);
     }
+    plan(taken[i]);
+    if (fragment_ && i + 1 < taken.size()) continue;
+    if (fragment_) run_fragment();
+    complete(taken.size() - i - 1);
   }
 }
 

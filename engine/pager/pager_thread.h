@@ -87,6 +87,8 @@ class PagerThread {
   /// Waits for a task's end. What it throws is thrown here, and stops nothing.
   void run(std::function<void()> task);
   std::exception_ptr error();
+  /// As if the thread had met the error, unless it has met one: it ends with what it is doing.
+  void stop(std::exception_ptr error);
 
   StepReport last_step();
   PagerStatistics statistics();
@@ -109,6 +111,8 @@ class PagerThread {
   };
 
   void main();
+  bool take(std::deque<PagerWork>& taken);
+  void do_all(const std::deque<PagerWork>& taken);
   bool joins(const PagerWork& work);
   void complete(size_t left);
   void plan(const PagerWork& work);
@@ -143,7 +147,7 @@ class PagerThread {
   std::deque<PagerWork> queue_;
   uint64_t added_ = 0, completed_ = 0;
   std::exception_ptr error_;
-  bool closing_ = false;
+  bool closing_ = false, ended_ = false;
   StepReport last_step_;
   PagerStatistics statistics_;
   bool tracing_ = false;

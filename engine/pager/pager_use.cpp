@@ -172,6 +172,16 @@ void Pager::prefetch(uint32_t index) {
   bring(wanted, {}, true);
 }
 
+/// A GPU that fails stops the engine.
+void Pager::end_use(MemoryUses& uses, void* stream) {
+  try {
+    uses.end_on(gpu_, stream);
+  } catch (const Error&) {
+    thread_.stop(std::current_exception());
+    require_running();
+  }
+}
+
 void Pager::release(uint32_t index, void* stream) {
   const Lock lock(mutex_);
   require_running();
@@ -182,7 +192,7 @@ void Pager::release(uint32_t index, void* stream) {
   acquired_[index] = false;
   for (const uint32_t l : layer.stored) {
     WeightRing::Entry* const entry = needs_slot(l) ? ring_.find(l) : nullptr;
-    (entry != nullptr ? entry->uses : stored_[l].uses).end_on(gpu(), stream);
+    end_use(entry != nullptr ? entry->uses : stored_[l].uses, stream);
     if (--stored_[l].holds > 0 || entry == nullptr) continue;
     --entry->holds;
     if (entry->stale) evict(*entry);

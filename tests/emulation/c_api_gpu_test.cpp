@@ -406,8 +406,9 @@ TEST_F(CApiGpu, ALostGpuEndsEveryCallWithOneError) {
       EXPECT_EQ(status, OSP_ERROR_IO);
       const std::string message = osp_last_error();
       EXPECT_NE(message.find("cudaErrorIllegalAddress"), std::string::npos) << message;
-      EXPECT_NE(osp_acquire(engine, 0, nullptr, nullptr, 0), OSP_SUCCESS);
-      osp_engine_destroy(engine);
+      OSP_EXPECT(OSP_ERROR_IO, osp_acquire(engine, 0, nullptr, nullptr, 0));
+      EXPECT_EQ(osp_last_error(), message);
+      OSP_EXPECT(OSP_ERROR_IO, osp_engine_destroy(engine));
     }
     expect_nothing_left();
     configure_fake(20);

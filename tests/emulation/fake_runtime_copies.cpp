@@ -57,11 +57,15 @@ bool busy(int device) {
 cudaError_t give_back(void* memory, Memory::Kind kind, cudaError_t otherwise) {
   if (!memory) return cudaSuccess;
   const Quiet quiet;
-  const std::lock_guard lock(world().mutex);
+  std::unique_lock lock(world().mutex);
   const auto found = world().memory.find(static_cast<std::byte*>(memory));
   if (found == world().memory.end() || found->second.kind != kind) {
     misuse("memory given back that was not taken so");
     return keep(otherwise);
+  }
+  // A lost device, whose streams cannot be waited for, works no more.
+  if (world().devices[found->second.device].sticky != cudaSuccess) {
+    world().changed.wait(lock, [&] { return !busy(found->second.device); });
   }
   if (busy(found->second.device)) misuse("memory given back while its device works");
   const bool on_device = kind == Memory::Kind::device;

@@ -15,6 +15,8 @@ namespace overspill {
 namespace {
 
 constexpr uint64_t kPage = 4096;
+/// Host memory behind the budget's, through which an activation comes back when that is full.
+constexpr uint64_t kPassage = uint64_t{1} << 20;
 
 void wait_for(const StreamPoints& points) {
   for (const auto& point : points) point->synchronize();
@@ -24,8 +26,9 @@ void wait_for(const StreamPoints& points) {
 
 ActivationStore::ActivationStore(const Options& options)
     : options_(options),
-      host_(options.host_bytes / kPage * kPage, "activation"),
-      host_free_(host_.bytes()),
+      host_bytes_(options.host_bytes / kPage * kPage),
+      host_(host_bytes_ + (options.nvme_bytes < kPage ? 0 : kPassage), "activation"),
+      host_free_(host_bytes_),
       nvme_free_(options.nvme_bytes / kPage * kPage) {
   if (options_.gpu != nullptr && host_.bytes() > 0) {
     pinned_ = PinnedMemory({host_.memory(), host_.bytes()}, options_.gpu->gpu());
@@ -85,7 +88,7 @@ bool ActivationStore::spill(Saved& saved) {
 }
 
 std::optional<uint64_t> ActivationStore::make_room(uint64_t room, uint64_t keep) {
-  if (room > host_.bytes()) return std::nullopt;
+  if (room > host_bytes_) return std::nullopt;
   take_back(/*wait=*/false);
   std::optional<uint64_t> at = host_free_.take(room);
   if (!at && !leaving_.empty()) {
@@ -112,7 +115,7 @@ uint64_t ActivationStore::save(const std::byte* buffer, uint64_t bytes, void* st
   if (bytes == 0) refuse(Misuse::bad_argument, "an activation of no bytes");
   require_reachable(buffer);
   const std::lock_guard lock(mutex_);
-  const uint64_t room = bytes > host_.bytes() ? bytes : round_up(bytes, kPage);
+  const uint64_t room = bytes > host_bytes_ ? bytes : round_up(bytes, kPage);
   const std::optional<uint64_t> at = make_room(room, 0);
   if (!at) {
     fail(ErrorCode::does_not_fit,
@@ -121,27 +124,43 @@ uint64_t ActivationStore::save(const std::byte* buffer, uint64_t bytes, void* st
          format_bytes(bytes), format_bytes(options_.host_bytes), format_bytes(options_.nvme_bytes));
   }
   Saved saved{.bytes = bytes, .room = room, .host = at, .nvme = {}};
-  if (options_.gpu != nullptr) {
-    options_.gpu->copy_on(stream, host_.memory() + *at, buffer, bytes);
-    saved.copy.end_on(options_.gpu, stream);
-  } else {
-    std::memcpy(host_.memory() + *at, buffer, bytes);
-  }
+  copy(host_.memory() + *at, buffer, bytes, stream);
+  saved.copy.end_on(options_.gpu, stream);
   counts_.saved_bytes += bytes;
   saved_.emplace(++last_, std::move(saved));
   return last_;
 }
 
-void ActivationStore::load(uint64_t activation, Saved& saved) {
-  if (saved.host) return;
+bool ActivationStore::load(uint64_t activation, Saved& saved) {
+  if (saved.host) return true;
   const std::optional<uint64_t> at = make_room(saved.room, activation);
-  if (!at) {
-    fail(ErrorCode::does_not_fit,
-         "activation {} of {}: no host memory is free to bring it back; restore or discard others",
-         activation, format_bytes(saved.bytes));
-  }
+  if (!at) return false;
   channel_->read(std::array{Channel::Segment{*saved.nvme, host_.memory() + *at, saved.room}});
   saved.host = at;
+  return true;
+}
+
+/// From NVMe to the program's memory, piece by piece.
+void ActivationStore::pass_through(const Saved& saved, std::byte* buffer, void* stream) {
+  std::byte* const passage = host_.memory() + host_bytes_;
+  for (uint64_t done = 0; done < saved.bytes; done += kPassage) {
+    const uint64_t room = std::min(kPassage, saved.room - done);
+    const uint64_t bytes = std::min(room, saved.bytes - done);
+    channel_->read(std::array{Channel::Segment{*saved.nvme + done, passage, room}});
+    copy(buffer + done, passage, bytes, stream);
+    if (options_.gpu == nullptr) continue;
+    MemoryUses use;
+    use.end_on(options_.gpu, stream);
+    wait_for(use.take());
+  }
+}
+
+void ActivationStore::copy(std::byte* to, const std::byte* from, uint64_t bytes, void* stream) {
+  if (options_.gpu == nullptr) {
+    std::memcpy(to, from, bytes);
+  } else {
+    options_.gpu->copy_on(stream, to, from, bytes);
+  }
 }
 
 /// Its host memory, once no copy uses it.
@@ -182,13 +201,12 @@ void ActivationStore::restore(uint64_t activation, std::byte* buffer, uint64_t b
     refuse(Misuse::size_mismatch, "activation {}: {} bytes; {} were saved", activation, bytes,
            saved.bytes);
   }
-  load(activation, saved);
-  if (options_.gpu != nullptr) {
+  if (load(activation, saved)) {
     saved.copy.begin_on(options_.gpu, stream);
-    options_.gpu->copy_on(stream, buffer, host_.memory() + *saved.host, bytes);
+    copy(buffer, host_.memory() + *saved.host, bytes, stream);
     saved.copy.end_on(options_.gpu, stream);
   } else {
-    std::memcpy(buffer, host_.memory() + *saved.host, bytes);
+    pass_through(saved, buffer, stream);
   }
   forget(activation);
 }

@@ -63,11 +63,15 @@ class ActivationStore {
   void give_back(Saved& saved);
   void take_back(bool wait);
   void require_reachable(const void* buffer) const;
-  void load(uint64_t activation, Saved& saved);
+  /// False where there is no host memory for it.
+  bool load(uint64_t activation, Saved& saved);
+  void pass_through(const Saved& saved, std::byte* buffer, void* stream);
+  void copy(std::byte* to, const std::byte* from, uint64_t bytes, void* stream);
   void forget(uint64_t activation);
   void prefetch_main();
 
   const Options options_;
+  const uint64_t host_bytes_;
   Arena host_;
   PinnedMemory pinned_;
   FreeRanges host_free_, nvme_free_;

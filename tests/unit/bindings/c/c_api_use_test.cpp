@@ -210,6 +210,28 @@ TEST_F(CApiUse, ActivationsComeBackAsTheyWere) {
   OSP_OK(osp_engine_destroy(engine));
 }
 
+TEST_F(CApiUse, ActivationsComeBackWhenAllIsFull) {
+  constexpr uint64_t kPlaces = 3, kCount = 1 << 20, kBytes = kCount * sizeof(float);
+  osp_engine_options_t options = OSP_ENGINE_OPTIONS_INIT;
+  options.activation_host_bytes = options.activation_nvme_bytes = kPlaces * kBytes;
+  osp_engine_t engine = make(configuration(), options);
+  std::vector<std::vector<float>> buffers;
+  std::vector<osp_activation_t> saved;
+  const auto save = [&](uint64_t i) {
+    buffers.push_back(gradient(i, kCount));
+    return osp_activation_save(engine, buffers[i].data(), kBytes, nullptr, &saved.emplace_back());
+  };
+  for (uint64_t i = 0; i < 2 * kPlaces; ++i) OSP_OK(save(i));
+  OSP_EXPECT(OSP_ERROR_DOES_NOT_FIT, save(2 * kPlaces));
+  OSP_OK(osp_activation_prefetch(engine, saved[0]));  // has no place to go
+  for (uint64_t i = 0; i < 2 * kPlaces; ++i) {
+    std::vector<float> back(kCount);
+    OSP_OK(osp_activation_restore(engine, saved[i], back.data(), kBytes, nullptr));
+    EXPECT_TRUE(back == buffers[i]) << i;
+  }
+  OSP_OK(osp_engine_destroy(engine));
+}
+
 TEST_F(CApiUse, MemoryIsZeroedWritableAndReturned) {
   osp_engine_t engine = make(configuration());
   void* memory = nullptr;

@@ -15,6 +15,7 @@ from ..config import Config, load_config
 from ..engine import Engine
 from ..units import parse_bytes
 from .devices import engine_device, find_device, move_buffers
+from .grad_scaler import ignore_warning
 from .groups import Group, find_groups, is_inside
 from .hooks import hook_activations, hook_forward, hook_gradient, hook_state_dict
 from .meta import is_meta, make_meta_buffers, replace_meta_parameters
@@ -239,6 +240,7 @@ def wrap(
     except BaseException:
         engine.close()
         raise
+    ignore_warning()
     in_backward = keys["offload"]["update"] == "in_backward"
     optimizer = Optimizer(
         [g for g in parameter_groups], {"lr": rate, "weight_decay": 0.0}, pager, plan,

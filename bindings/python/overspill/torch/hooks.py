@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from .compiling import untraced
 from .groups import Group
 from .optimizer import Optimizer
 from .pager import Layer, ManagedParameter, Pager
@@ -27,8 +28,8 @@ def _saving(pager: Pager) -> saved_tensors_hooks:
     if outer_pack is None and pager.activations and torch._C._current_graph_task_id() == -1:
         outer_pack, outer_unpack = pager.activations.pack, pager.activations.unpack
     return saved_tensors_hooks(
-        lambda tensor: pager.pack(tensor, outer_pack),
-        lambda saved: pager.unpack(saved, outer_unpack),
+        untraced(lambda tensor: pager.pack(tensor, outer_pack)),
+        untraced(lambda saved: pager.unpack(saved, outer_unpack)),
     )
 
 
@@ -89,11 +90,11 @@ def hook_forward(group: Group, layers: list[Layer], pager: Pager) -> None:
         calls.pop().end()
         # Checkpointing inside the module computes it again without its hooks.
         for node in _nodes_of(output):
-            node.register_prehook(lambda _: pager.begin_backward(layers))
+            node.register_prehook(untraced(lambda _: pager.begin_backward(layers)))
 
-    group.module.register_forward_pre_hook(begin)
+    group.module.register_forward_pre_hook(untraced(begin))
     # Also when the module throws: checkpointing stops a recomputation that way.
-    group.module.register_forward_hook(end, always_call=True)
+    group.module.register_forward_hook(untraced(end), always_call=True)
 
 
 def hook_activations(module: nn.Module, pager: Pager) -> None:
@@ -116,8 +117,8 @@ def hook_activations(module: nn.Module, pager: Pager) -> None:
             saving.__exit__(None, None, None)
 
     # Around the module's other hooks: the first to begin, and the last to end.
-    module.register_forward_pre_hook(begin, prepend=True)
-    module.register_forward_hook(end, always_call=True)
+    module.register_forward_pre_hook(untraced(begin), prepend=True)
+    module.register_forward_hook(untraced(end), always_call=True)
 
 
 def hook_gradient(parameter: nn.Parameter, managed: ManagedParameter, optimizer: Optimizer) -> None:
@@ -135,7 +136,7 @@ def hook_gradient(parameter: nn.Parameter, managed: ManagedParameter, optimizer:
             gradient = gradient.to_dense()
         optimizer.submit(managed, gradient.detach().contiguous())
 
-    parameter.register_post_accumulate_grad_hook(accumulated)
+    parameter.register_post_accumulate_grad_hook(untraced(accumulated))
 
 
 def hook_state_dict(module: nn.Module, pager: Pager) -> None:

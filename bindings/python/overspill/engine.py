@@ -60,10 +60,13 @@ class Engine(_core.Engine):
     ) -> None:
         self._layers: list[list[TensorSpec]] = []
         self._dtype = DType.BFLOAT16
-        self._on_host = device in (None, "host")
         keys = load_config(config)
         if keys.get("precision", "bf16") == "float32":
             self._dtype = DType.FLOAT32
+        on_gpu = (keys.get("offload") or {}).get("device") == "cuda"
+        if device is None and not on_gpu:
+            device = "host"  # as the C API takes it; said so that a GPU's arrays are refused
+        self._on_host = device == "host"
         super().__init__(
             json.dumps(keys),
             rank=rank,

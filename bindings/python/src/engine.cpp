@@ -45,9 +45,7 @@ osp_step_options_t step_options(const StepArguments& arguments) {
 
 Engine::Engine(const std::string& configuration, const EngineArguments& arguments, nb::object log,
                nb::object progress)
-    : on_host_(!arguments.device || *arguments.device == "host"),
-      log_(std::move(log)),
-      progress_(std::move(progress)) {
+    : on_host_(arguments.device == "host"), log_(std::move(log)), progress_(std::move(progress)) {
   osp_engine_options_t options = OSP_ENGINE_OPTIONS_INIT;
   options.rank = arguments.rank;
   options.world_size = arguments.world_size;

@@ -91,7 +91,7 @@ class Engine {
   static int on_progress(void* self, const char* what, double fraction);
 
   osp_engine_t handle_ = nullptr;
-  bool on_host_ = true;
+  bool on_host_ = false;  ///< as the caller said; otherwise the engine knows
   nanobind::object log_, progress_;
   std::vector<uint32_t> tensor_counts_;  ///< of each layer
 };

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from . import _core
 from ._core import DType, LogLevel, Loop, Plan, TensorSpec
 from .config import Config, load_config
+from .units import parse_bytes
 
 logger = logging.getLogger("overspill")
 _LEVELS = {0: logging.DEBUG, 1: logging.INFO, 2: logging.WARNING}
@@ -38,7 +39,8 @@ class Engine(_core.Engine):
     """Keeps a model's state in device memory, host memory and on NVMe.
 
     `config` has the keys of the training file (docs/configuration.md): a mapping, text, or a path.
-    Lines go to the logger "overspill". Threads: as the C API says, any may call.
+    Sizes are bytes or text such as "2GiB". Lines go to the logger "overspill". Threads: as the C
+    API says, any may call.
     """
 
     def __init__(
@@ -51,8 +53,8 @@ class Engine(_core.Engine):
         device: str | None = None,
         held_layers: int = 1,
         loop: Loop = Loop.MICRO_BATCH_MAJOR,
-        activation_host_bytes: int = 0,
-        activation_nvme_bytes: int = 0,
+        activation_host_bytes: int | str = 0,
+        activation_nvme_bytes: int | str = 0,
         log_level: LogLevel = LogLevel.WARNING,
         progress: Callable[[str, float], bool | None] | None = None,
     ) -> None:
@@ -61,6 +63,10 @@ class Engine(_core.Engine):
         keys = load_config(config)
         if keys.get("precision", "bf16") == "float32":
             self._dtype = DType.FLOAT32
+        on_gpu = (keys.get("offload") or {}).get("device") == "cuda"
+        if device is None and not on_gpu:
+            device = "host"  # as the C API takes it; said so that a GPU's arrays are refused
+        self._on_host = device == "host"
         super().__init__(
             json.dumps(keys),
             rank=rank,
@@ -69,8 +75,8 @@ class Engine(_core.Engine):
             device=device,
             held_layers=held_layers,
             loop=loop,
-            activation_host_bytes=activation_host_bytes,
-            activation_nvme_bytes=activation_nvme_bytes,
+            activation_host_bytes=parse_bytes(activation_host_bytes, "activation_host_bytes"),
+            activation_nvme_bytes=parse_bytes(activation_nvme_bytes, "activation_nvme_bytes"),
             log=_log,
             log_level=log_level,
             progress=progress,
@@ -102,8 +108,11 @@ class Engine(_core.Engine):
     def layer(self, number: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
         """Holds a layer while the block runs; its weights by name, read-only, valid inside alone.
 
-        With bf16 precision the arrays hold its bits as uint16, because NumPy has no bf16.
+        With bf16 precision the arrays hold its bits as uint16, because NumPy has no bf16. Of an
+        engine on a GPU, use `acquire`: NumPy reads host memory alone.
         """
+        if not self._on_host:
+            raise TypeError("NumPy cannot read a GPU's memory; use acquire and release")
         addresses = self.acquire(number)
         try:
             yield {

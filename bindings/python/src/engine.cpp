@@ -8,6 +8,9 @@ namespace nb = nanobind;
 namespace overspill::python {
 namespace {
 
+constexpr const char* kHostTensors =
+    "whole tensors are written from and read to host memory; use an array of the CPU";
+
 const char* text_or_null(const std::optional<std::string>& text) {
   return text ? text->c_str() : nullptr;
 }
@@ -42,7 +45,7 @@ osp_step_options_t step_options(const StepArguments& arguments) {
 
 Engine::Engine(const std::string& configuration, const EngineArguments& arguments, nb::object log,
                nb::object progress)
-    : log_(std::move(log)), progress_(std::move(progress)) {
+    : on_host_(arguments.device == "host"), log_(std::move(log)), progress_(std::move(progress)) {
   osp_engine_options_t options = OSP_ENGINE_OPTIONS_INIT;
   options.rank = arguments.rank;
   options.world_size = arguments.world_size;
@@ -141,6 +144,7 @@ std::string Engine::describe_plan() const {
 }
 
 void Engine::write_tensor(const std::string& tensor, const Array& values) {
+  require_host(values, kHostTensors);
   const osp_dtype_t dtype = dtype_of(values.dtype());
   call([&] {
     return osp_tensor_write(handle_, tensor.c_str(), values.data(), dtype, values.size());
@@ -148,6 +152,7 @@ void Engine::write_tensor(const std::string& tensor, const Array& values) {
 }
 
 void Engine::read_tensor(const std::string& tensor, const WritableArray& out) const {
+  require_host(out, kHostTensors);
   const osp_dtype_t dtype = dtype_of(out.dtype());
   call([&] { return osp_tensor_read(handle_, tensor.c_str(), out.data(), dtype, out.size()); });
 }
@@ -169,6 +174,7 @@ void Engine::release(uint32_t layer, uintptr_t stream) {
 
 void Engine::submit_gradient(uint32_t layer, uint32_t tensor, const Array& gradient,
                              uintptr_t stream) {
+  require_reachable(gradient);
   const osp_dtype_t dtype = dtype_of(gradient.dtype());
   call([&] {
     return osp_submit_gradient(handle_, layer, tensor, gradient.data(), dtype, gradient.size(),
@@ -177,6 +183,7 @@ void Engine::submit_gradient(uint32_t layer, uint32_t tensor, const Array& gradi
 }
 
 void Engine::submit_gradients(uint32_t layer, const Array& gradients, uintptr_t stream) {
+  require_reachable(gradients);
   const osp_dtype_t dtype = dtype_of(gradients.dtype());
   call([&] {
     return osp_submit_gradients(handle_, layer, gradients.data(), dtype, gradients.size(),

@@ -54,6 +54,11 @@ class Engine {
   void close();
   bool closed() const { return handle_ == nullptr; }
   osp_engine_t handle() const { return handle_; }
+  /// Throws TypeError for an array of a GPU where the engine computes on the host.
+  template <typename AnyArray>
+  void require_reachable(const AnyArray& array) const {
+    if (on_host_) require_host(array, "the engine computes on the host, and the array is a GPU's");
+  }
 
   uint32_t register_layer(const std::string& name, const std::vector<TensorSpec>& tensors);
   void set_order(const std::vector<uint32_t>& layers);
@@ -86,6 +91,7 @@ class Engine {
   static int on_progress(void* self, const char* what, double fraction);
 
   osp_engine_t handle_ = nullptr;
+  bool on_host_ = false;  ///< as the caller said; otherwise the engine knows
   nanobind::object log_, progress_;
   std::vector<uint32_t> tensor_counts_;  ///< of each layer
 };

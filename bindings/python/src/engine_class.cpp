@@ -205,6 +205,7 @@ void define_activations(nb::class_<Engine>& engine) {
       .def(
           "save_activation",
           [](Engine& self, const Array& buffer, uintptr_t stream) {
+            self.require_reachable(buffer);
             osp_activation_t activation = 0;
             call([&] {
               return osp_activation_save(self.handle(), buffer.data(), buffer.nbytes(),
@@ -223,6 +224,7 @@ void define_activations(nb::class_<Engine>& engine) {
           "restore_activation",
           [](Engine& self, osp_activation_t activation, const WritableArray& buffer,
              uintptr_t stream) {
+            self.require_reachable(buffer);
             call([&] {
               return osp_activation_restore(self.handle(), activation, buffer.data(),
                                             buffer.nbytes(), reinterpret_cast<void*>(stream));

@@ -1,4 +1,5 @@
-"""Trains three steps, plain or paged, and prints its peak resident set and what the plan moved."""
+"""Trains three steps, plain, paged, or with activations in the engine too (spilled), and prints its
+peak resident set and what was moved."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def peak_bytes() -> int:
 
 
 def main() -> None:
-    kind, folder = sys.argv[1], Path(sys.argv[2])
+    kind, folder, length = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     weights = folder / "model.safetensors"
     torch.set_num_threads(1)
     result = {}
@@ -40,12 +41,17 @@ def main() -> None:
         else:
             budgets = {"device_memory": "64MiB", "host_memory": "64MiB"}
             config = models.on_nvme(folder / "swap", offload=budgets)
-            model, optimizer = overspill.torch.wrap(model, config, lr=1e-4, weights=weights)
+            stores = {"activation_host_bytes": "64MiB", "activation_nvme_bytes": "1GiB"}
+            model, optimizer = overspill.torch.wrap(
+                model, config, lr=1e-4, weights=weights, **(stores if kind == "spilled" else {})
+            )
             plan = optimizer.plan
             kinds = (plan.weight_bytes, plan.gradient_bytes, plan.optimizer_bytes)
             result["moved"] = sum(sizes[2] for sizes in kinds)
             result["kept"] = plan.device_bytes + plan.host_bytes
-        result["losses"] = models.train(model, optimizer, range(3), vocab=4096)
+        result["losses"] = models.train(model, optimizer, range(3), vocab=4096, length=length)
+        if isinstance(optimizer, overspill.torch.Optimizer):
+            result["saved"] = optimizer.statistics().activation_bytes_saved
         result["peak"] = peak_bytes()
     print(json.dumps(result))
 

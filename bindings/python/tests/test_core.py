@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import logging
 import re
@@ -197,3 +198,40 @@ def test_the_stub_describes_the_module() -> None:
     for name in vars(_core.Engine):
         if not name.startswith("_"):
             assert f"def {name}(" in stub, name
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int), ("device", ctypes.c_int)]
+
+
+def dlpack_device(capsule: Any) -> tuple[int, int]:
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    tensor = DLTensor.from_address(pointer_of(capsule, b"dltensor"))
+    return tensor.device_type, tensor.device
+
+
+def test_memory_of_a_gpu_is_described_as_such_and_kept_from_the_host() -> None:
+    with filled(activation_host_bytes="1MiB") as engine:
+        (address, _) = engine.acquire(0)
+        shape, float32 = [4, 8], overspill.DType.FLOAT32
+
+        def view(device: int) -> Any:
+            return _core.view_memory(
+                address, shape, float32, engine, numpy=False, cuda_device=device
+            )
+
+        assert dlpack_device(view(3)) == (2, 3)  # kDLCUDA
+        assert dlpack_device(view(-1)) == (1, 0)
+        saved = engine.save_activation(view(-1))
+        for use in (
+            lambda: engine.write_tensor("first.weight", view(0)),
+            lambda: engine.read_tensor("first.weight", view(0)),
+            lambda: engine.submit_gradient(0, 0, view(0)),
+            lambda: engine.submit_gradients(0, view(0)),
+            lambda: engine.save_activation(view(0)),
+            lambda: engine.restore_activation(saved, view(0)),
+        ):
+            with pytest.raises(TypeError, match=r"host memory|a GPU's"):
+                use()
+        engine.release(0)

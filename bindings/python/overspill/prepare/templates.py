@@ -163,7 +163,7 @@ def load_template(
         source = tokenizer.chat_template
         name = f"of {tokenizer.path}"
     elif choice in TEMPLATE_TOKENS:
-        file = resources.files(__package__) / "templates" / f"{choice}.jinja"
+        file = resources.files("overspill.prepare") / "templates" / f"{choice}.jinja"
         source = file.read_text(encoding="utf-8")
         name = choice
     elif Path(choice).is_file():

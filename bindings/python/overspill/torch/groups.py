@@ -23,7 +23,7 @@ class Group:
     depth: int = 1  # groups that are held when this one is: itself and those around it
 
 
-def _is_inside(name: str, outer: str) -> bool:
+def is_inside(name: str, outer: str) -> bool:
     return name == outer or outer == "" or name.startswith(outer + ".")
 
 
@@ -44,7 +44,7 @@ def find_blocks(model: nn.Module) -> list[str]:
         found: list[str] = []
         outer: list[str] = []
         for name, module in model.named_modules():
-            if isinstance(module, kind) and not any(_is_inside(name, o) for o in outer):
+            if isinstance(module, kind) and not any(is_inside(name, o) for o in outer):
                 outer.append(name)
                 found += _elements(name, module)
         if found:
@@ -71,7 +71,7 @@ def _chosen_blocks(model: nn.Module, blocks: Iterable[str] | None) -> list[str]:
             raise ValueError(
                 f"blocks: {name} is a container that is never called; name its elements"
             )
-    return [n for n in chosen if not any(n != o and _is_inside(n, o) for o in chosen)]
+    return [n for n in chosen if not any(n != o and is_inside(n, o) for o in chosen)]
 
 
 def find_groups(model: nn.Module, blocks: Iterable[str] | None = None) -> list[Group]:
@@ -81,7 +81,7 @@ def find_groups(model: nn.Module, blocks: Iterable[str] | None = None) -> list[G
     owners: dict[nn.Parameter, str] = {}
     for name, module in model.named_modules():
         whole = name in block_names
-        if not whole and any(_is_inside(name, block) for block in block_names):
+        if not whole and any(is_inside(name, block) for block in block_names):
             continue
         group = Group(name, module)
         for inner, parameter in module.named_parameters(recurse=whole):
@@ -98,6 +98,6 @@ def find_groups(model: nn.Module, blocks: Iterable[str] | None = None) -> list[G
                 f"{name} holds parameters but is never called; name the module that uses it as a "
                 f"block (blocks=[...])"
             )
-        group.depth += sum(_is_inside(name, g.name) for g in groups)
+        group.depth += sum(is_inside(name, g.name) for g in groups)
         groups.append(group)
     return groups

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from .compiling import untraced
 from .groups import Group
 from .optimizer import Optimizer
 from .pager import Layer, ManagedParameter, Pager
@@ -16,7 +17,20 @@ from .pager import Layer, ManagedParameter, Pager
 
 def _outer_hooks() -> tuple[Any, Any] | None:
     """The hooks for saved tensors around ours, such as gradient checkpointing's."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+    autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+    return autograd._top_saved_tensors_default_hooks(False)  # type: ignore[no-any-return]
+
+
+def _saving(pager: Pager) -> saved_tensors_hooks:
+    """Hooks that remember weights by their place, and give all else to the hooks around them; or,
+    where there are none, to the engine. What a backward computes again stays: it is wanted soon."""
+    outer_pack, outer_unpack = _outer_hooks() or (None, None)
+    if outer_pack is None and pager.activations and torch._C._current_graph_task_id() == -1:
+        outer_pack, outer_unpack = pager.activations.pack, pager.activations.unpack
+    return saved_tensors_hooks(
+        untraced(lambda tensor: pager.pack(tensor, outer_pack)),
+        untraced(lambda saved: pager.unpack(saved, outer_unpack)),
+    )
 
 
 class _Forward:
@@ -37,11 +51,7 @@ class _Forward:
         # Autocast would keep its copies of all weights until its context ends.
         torch.set_autocast_cache_enabled(False)
         if torch.is_grad_enabled():
-            outer_pack, outer_unpack = _outer_hooks() or (None, None)
-            self._saved = saved_tensors_hooks(
-                lambda tensor: pager.pack(tensor, outer_pack),
-                lambda saved: pager.unpack(saved, outer_unpack),
-            )
+            self._saved = _saving(pager)
             self._saved.__enter__()
 
     def end(self) -> None:
@@ -80,11 +90,35 @@ def hook_forward(group: Group, layers: list[Layer], pager: Pager) -> None:
         calls.pop().end()
         # Checkpointing inside the module computes it again without its hooks.
         for node in _nodes_of(output):
-            node.register_prehook(lambda _: pager.begin_backward(layers))
+            node.register_prehook(untraced(lambda _: pager.begin_backward(layers)))
 
-    group.module.register_forward_pre_hook(begin)
+    group.module.register_forward_pre_hook(untraced(begin))
     # Also when the module throws: checkpointing stops a recomputation that way.
-    group.module.register_forward_hook(end, always_call=True)
+    group.module.register_forward_hook(untraced(end), always_call=True)
+
+
+def hook_activations(module: nn.Module, pager: Pager) -> None:
+    """Moves what is saved between a module's groups: checkpointed blocks' inputs, and losses."""
+    calls: list[saved_tensors_hooks | None] = []
+
+    def begin(*_: Any) -> None:
+        calls.append(None)
+        if not torch.is_grad_enabled() or pager.activations is None:
+            return
+        if _outer_hooks() is None:
+            pager.activations.keep(module.buffers())
+        saving = _saving(pager)
+        saving.__enter__()
+        calls[-1] = saving
+
+    def end(*_: Any) -> None:
+        saving = calls.pop() if calls else None
+        if saving is not None:
+            saving.__exit__(None, None, None)
+
+    # Around the module's other hooks: the first to begin, and the last to end.
+    module.register_forward_pre_hook(untraced(begin), prepend=True)
+    module.register_forward_hook(untraced(end), always_call=True)
 
 
 def hook_gradient(parameter: nn.Parameter, managed: ManagedParameter, optimizer: Optimizer) -> None:
@@ -102,7 +136,7 @@ def hook_gradient(parameter: nn.Parameter, managed: ManagedParameter, optimizer:
             gradient = gradient.to_dense()
         optimizer.submit(managed, gradient.detach().contiguous())
 
-    parameter.register_post_accumulate_grad_hook(accumulated)
+    parameter.register_post_accumulate_grad_hook(untraced(accumulated))
 
 
 def hook_state_dict(module: nn.Module, pager: Pager) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from .. import Plan, Statistics, StepResult
 from ..engine import Engine
+from .grad_scaler import NOT_PASSED, check_scaler, tell_scaler
 from .pager import ManagedParameter, Pager
 
 
@@ -21,6 +22,8 @@ class Optimizer(torch.optim.Optimizer):
     updated when it is brought in next. Moments and masters are the engine's: `save` and `load` keep
     them; `state_dict` has the groups alone.
     """
+
+    _step_supports_amp_scaling = True  # GradScaler.step leaves unscaling and skipping to step
 
     def __init__(
         self,
@@ -69,20 +72,36 @@ class Optimizer(torch.optim.Optimizer):
         self._loss_scale = float(scale)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Ends the step. Parameters without gradient keep their values."""
+    def step(  # type: ignore[override]
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        grad_scaler: torch.amp.GradScaler | None = None,
+    ) -> float | None:
+        """Ends the step. Parameters without gradient keep their values.
+
+        `grad_scaler` is what GradScaler.step passes: gradients are divided by its scale, and it is
+        told whether they were finite, for which this waits for their norm.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        scale = self._loss_scale
+        if grad_scaler is not None:
+            check_scaler(grad_scaler, self, in_backward=self._in_backward)
+            scale *= grad_scaler.get_scale()
+        elif hasattr(self, "found_inf"):
+            raise RuntimeError(NOT_PASSED)
+        stepped = self._begun or self._pending > 0
         if self._begun:
             self.engine.step_end()
         elif self._pending:
-            self.engine.step(
-                learning_rates=self._rates(), loss_scale=self._loss_scale, allow_missing=True
-            )
+            self.engine.step(learning_rates=self._rates(), loss_scale=scale, allow_missing=True)
         self._begun = False
         self._pending = 0
+        if grad_scaler is not None:
+            tell_scaler(grad_scaler, self, skipped=stepped and self.result().skipped)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

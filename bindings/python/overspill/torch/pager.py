@@ -19,6 +19,8 @@ import torch.utils.dlpack
 
 from .. import _core
 from ..engine import Engine
+from .activations import Activations
+from .devices import stream_of
 
 WINDOW_LAYERS = 2  # of the backward: one whose gradients are computed, and the one that follows
 
@@ -65,10 +67,16 @@ class Pager:
     """Acquires and releases layers for one model. Thread-safe: the backward has its own thread on
     GPUs."""
 
-    def __init__(self, engine: Engine, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, engine: Engine, device: torch.device, dtype: torch.dtype,
+        activation_host_bytes: int = 0,
+    ) -> None:  # fmt: skip
         self.engine = engine
         self.device = device
         self.layers: list[Layer] = []
+        self.activations: Activations | None = None
+        if activation_host_bytes > 0:
+            self.activations = Activations(engine, device, self.stream, activation_host_bytes)
         self._lock = threading.RLock()
         self._by_address: dict[int, ManagedParameter] = {}
         self._by_parameter: dict[torch.nn.Parameter, ManagedParameter] = {}
@@ -91,9 +99,7 @@ class Pager:
         return self._nan.expand(managed.shape)
 
     def stream(self) -> int:
-        if self.device.type != "cuda":
-            return 0
-        return int(torch.cuda.current_stream(self.device).cuda_stream)
+        return stream_of(self.device)
 
     def hold(self, layer: Layer) -> None:
         """Brings a layer in, unless it is there, and points its parameters to it."""
@@ -133,7 +139,7 @@ class Pager:
         key = (managed.layer, managed.index, address)
         view = self._views.get(key)
         if view is None:
-            cuda_device = self.device.index or 0 if self.device.type == "cuda" else -1
+            cuda_device = self.device.index if self.device.type == "cuda" else -1
             view = torch.utils.dlpack.from_dlpack(
                 _core.view_memory(
                     address, managed.shape, self.engine.dtype, self.engine,
@@ -150,7 +156,8 @@ class Pager:
         saved = self._describe(tensor)
         if saved is not None:
             return saved
-        return tensor if outer is None else outer(tensor)
+        # Not the tensor itself, which would keep the graph that made it alive for ever.
+        return tensor.detach() if outer is None else outer(tensor)
 
     def _describe(self, tensor: torch.Tensor) -> _SavedWeight | None:
         cast = None

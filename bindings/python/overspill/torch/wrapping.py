@@ -13,8 +13,11 @@ from torch import nn
 from .. import TensorSpec
 from ..config import Config, load_config
 from ..engine import Engine
-from .groups import Group, find_groups
-from .hooks import hook_forward, hook_gradient, hook_state_dict
+from ..units import parse_bytes
+from .devices import engine_device, find_device, move_buffers
+from .grad_scaler import ignore_warning
+from .groups import Group, find_groups, is_inside
+from .hooks import hook_activations, hook_forward, hook_gradient, hook_state_dict
 from .meta import is_meta, make_meta_buffers, replace_meta_parameters
 from .optimizer import Optimizer
 from .pager import WINDOW_LAYERS, Layer, ManagedParameter, Pager
@@ -54,6 +57,22 @@ def _engine_config(config: Config | None, dtype: torch.dtype) -> dict[str, Any]:
     if offload.get("update", "auto") == "auto":
         offload["update"] = "next_forward"
     return keys
+
+
+def _activation_bytes(
+    keys: dict[str, Any], host: int | str | None, nvme: int | str | None
+) -> tuple[int, int]:
+    """Takes the two keys, which are wrap's own, out of the configuration."""
+    sizes = []
+    for name, given in (("activation_host_bytes", host), ("activation_nvme_bytes", nvme)):
+        configured = keys["offload"].pop(name, 0)
+        sizes.append(parse_bytes(configured if given is None else given, name))
+    if sizes[1] > 0 and sizes[0] == 0:
+        raise ValueError(
+            "activation_nvme_bytes without activation_host_bytes: what goes to NVMe passes through "
+            "host memory; set both"
+        )
+    return sizes[0], sizes[1]
 
 
 def _parameter_groups(
@@ -134,6 +153,12 @@ def _install_hooks(
         needed = {by_parameter[p].layer for _, p in group.parameters}
         needed |= {by_parameter[p].layer for p in group.shared}
         hook_forward(group, [pager.layers[number] for number in sorted(needed)], pager)
+    if pager.activations is not None:
+        pager.activations.keep(model.buffers())
+        names = [group.name for group in groups]
+        for name, module in model.named_modules():
+            if name not in names and any(is_inside(n, name) for n in names):
+                hook_activations(module, pager)
     for parameter, managed in by_parameter.items():
         if parameter.requires_grad:
             hook_gradient(parameter, managed, optimizer)
@@ -150,8 +175,10 @@ def wrap(
     params: Iterable[dict[str, Any]] | None = None,
     weights: str | os.PathLike[str] | None = None,
     blocks: Sequence[str] | None = None,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | None = None,
     rename: Callable[[str], str] | None = None,
+    activation_host_bytes: int | str | None = None,
+    activation_nvme_bytes: int | str | None = None,
     progress: Callable[[str, float], bool | None] | None = None,
 ) -> tuple[nn.Module, Optimizer]:
     """Moves a model's parameters to the engine; gives the same model, and its optimizer.
@@ -164,10 +191,14 @@ def wrap(
     a model on the meta device never is in memory. `rename` makes the file's names from the model's.
     `blocks`: regular expressions of the modules whose parameters come together (default: the
     elements of the model's ModuleLists).
-    `device`: where the model computes, "cpu" or "cuda:N".
+    `device`: where the model computes, "cpu" or "cuda:N" (default: where its parameters are, and
+    the CPU for a model on the meta device).
+    `activation_host_bytes`, `activation_nvme_bytes`: how much of what autograd saves moves to the
+    engine, in host memory and behind it on NVMe; bytes or text such as "2GiB" (default: those of
+    the configuration's offload section, or 0). On top of the other budgets.
     With torch.distributed initialised, its ranks are the engine's.
     """
-    where = torch.device(device)
+    where = find_device(model, device)
     if is_meta(model) and weights is None:
         raise ValueError("the model is on the meta device: give weights=, a safetensors directory")
     if is_meta(model):
@@ -176,19 +207,22 @@ def wrap(
         replace_meta_parameters(
             model, lambda p: torch.full((), nan, dtype=p.dtype, device=where).expand(p.shape)
         )
+    move_buffers(model, where)
     groups = find_groups(model, blocks)
     if not any(group.parameters for group in groups):
         raise ValueError("the model has no parameters")
     dtype = _dtype_of([group for group in groups if group.parameters])
     keys = _engine_config(config, dtype)
+    host_bytes, nvme_bytes = _activation_bytes(keys, activation_host_bytes, activation_nvme_bytes)
     rate = float(keys.pop("learning_rate", 1e-3) if lr is None else lr)
     keys.pop("learning_rate", None)
     parameter_groups = _parameter_groups(groups, params, keys, rate)
     ranks = find_ranks()
     engine = Engine(
         keys, rank=ranks.rank, world_size=ranks.world_size, master_address=ranks.master_address,
-        device="host" if where.type == "cpu" else f"cuda:{where.index or 0}",
+        device=engine_device(where),
         held_layers=max(group.depth + len(group.shared) for group in groups) + WINDOW_LAYERS,
+        activation_host_bytes=host_bytes, activation_nvme_bytes=nvme_bytes,
         progress=progress,
     )  # fmt: skip
     try:
@@ -196,7 +230,7 @@ def wrap(
             engine, groups, parameter_groups, params is not None, rename or (lambda name: name)
         )
         plan = engine.finalize()
-        pager = Pager(engine, where, dtype)
+        pager = Pager(engine, where, dtype, host_bytes)
         for number, managed in enumerate(registered):
             pager.add_layer(Layer(number, managed))
             for entry in managed:  # what unfrozen_parameters does not match
@@ -206,6 +240,7 @@ def wrap(
     except BaseException:
         engine.close()
         raise
+    ignore_warning()
     in_backward = keys["offload"]["update"] == "in_backward"
     optimizer = Optimizer(
         [g for g in parameter_groups], {"lr": rate, "weight_decay": 0.0}, pager, plan,

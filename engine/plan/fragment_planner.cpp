@@ -28,9 +28,7 @@ void FragmentPlanner::place_ring(uint32_t layer, RingPlace place) {
 void FragmentPlanner::bring(uint32_t layer, RingPlace place, bool update) {
   place_ring(layer, place);
   if (update && steps_->trainable(layer)) {
-    // A host that shares the device's memory updates what the ring holds.
-    steps_->plan_pending_update(
-        layer, {.for_compute = true, .in_ring = place.present && steps_->unified_});
+    steps_->plan_pending_update(layer, {.for_compute = true, .in_ring = place.present});
     // The other ranks' parts have changed as well.
     for (StepPlanner::RingEntry& entry : steps_->ring_) entry.gathered = false;
   }
@@ -39,8 +37,8 @@ void FragmentPlanner::bring(uint32_t layer, RingPlace place, bool update) {
 
 void FragmentPlanner::update(uint32_t layer, RingPlace place) {
   place_ring(layer, place);
-  steps_->plan_pending_update(layer, {.for_compute = layout_.gathers_updates(layer),
-                                      .in_ring = place.present && steps_->unified_});
+  steps_->plan_pending_update(
+      layer, {.for_compute = layout_.gathers_updates(layer), .in_ring = place.present});
 }
 
 void FragmentPlanner::finish_gradient(uint32_t layer, SlotId sums, RingPlace place) {

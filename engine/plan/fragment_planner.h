@@ -26,7 +26,8 @@ class FragmentPlanner {
   FragmentPlanner(const Layout& layout, bool moments_zero);
   ~FragmentPlanner();
 
-  /// The layer's weights become readable, with `update` behind its pending update.
+  /// The layer's weights become readable, with `update` behind its pending update. What is present
+  /// is not fetched again.
   void bring(uint32_t layer, RingPlace place, bool update);
   /// The pending update alone.
   void update(uint32_t layer, RingPlace place);

@@ -26,11 +26,11 @@ void FragmentPlanner::place_ring(uint32_t layer, RingPlace place) {
 }
 
 void FragmentPlanner::bring(uint32_t layer, RingPlace place, bool update) {
+  const bool updates = update && steps_->trainable(layer);
+  parts_.push_back({FragmentPart::Kind::bring, layer, place, SlotId{}, updates});
   place_ring(layer, place);
-  if (update && steps_->trainable(layer)) {
-    // A host that shares the device's memory updates what the ring holds.
-    steps_->plan_pending_update(
-        layer, {.for_compute = true, .in_ring = place.present && steps_->unified_});
+  if (updates) {
+    steps_->plan_pending_update(layer, {.for_compute = true, .in_ring = place.present});
     // The other ranks' parts have changed as well.
     for (StepPlanner::RingEntry& entry : steps_->ring_) entry.gathered = false;
   }
@@ -38,17 +38,21 @@ void FragmentPlanner::bring(uint32_t layer, RingPlace place, bool update) {
 }
 
 void FragmentPlanner::update(uint32_t layer, RingPlace place) {
+  const bool updates = steps_->trainable(layer);
+  parts_.push_back({FragmentPart::Kind::update, layer, place, SlotId{}, updates});
   place_ring(layer, place);
-  steps_->plan_pending_update(layer, {.for_compute = layout_.gathers_updates(layer),
-                                      .in_ring = place.present && steps_->unified_});
+  steps_->plan_pending_update(
+      layer, {.for_compute = layout_.gathers_updates(layer), .in_ring = place.present});
 }
 
 void FragmentPlanner::finish_gradient(uint32_t layer, SlotId sums, RingPlace place) {
+  parts_.push_back({FragmentPart::Kind::finish_gradient, layer, place, sums});
   place_ring(layer, place);
   steps_->finish_gradient(layer, {sums, 0});
 }
 
 void FragmentPlanner::store_sums(uint32_t layer, SlotId sums) {
+  parts_.push_back({FragmentPart::Kind::store_sums, layer, RingPlace{}, sums});
   steps_->reduce_in_group(layer, {sums, 0});  // pages hold this rank's part
   for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
     const Chunk& chunk = layout_.chunk(layer, c);
@@ -75,6 +79,7 @@ void FragmentPlanner::store_sums(uint32_t layer, SlotId sums) {
 }
 
 void FragmentPlanner::load_sums(uint32_t layer, SlotId sums) {
+  parts_.push_back({FragmentPart::Kind::load_sums, layer, RingPlace{}, sums});
   for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
     const Chunk& chunk = layout_.chunk(layer, c);
     if (!chunk.trainable()) continue;

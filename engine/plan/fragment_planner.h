@@ -5,19 +5,16 @@
 #pragma once
 
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "engine/plan/layout.h"
+#include "engine/program/fragment.h"
 #include "engine/program/program.h"
 
 namespace overspill {
 
 class StepPlanner;
-
-/// Where a layer's weights are in the ring, or shall be.
-struct RingPlace {
-  SlotId slot;           ///< none: the layer needs no place there
-  bool present = false;  ///< the weights are there, as they were before the layer's pending update
-};
 
 /// One Program; used once.
 class FragmentPlanner {
@@ -26,7 +23,8 @@ class FragmentPlanner {
   FragmentPlanner(const Layout& layout, bool moments_zero);
   ~FragmentPlanner();
 
-  /// The layer's weights become readable, with `update` behind its pending update.
+  /// The layer's weights become readable, with `update` behind its pending update. What is present
+  /// is not fetched again.
   void bring(uint32_t layer, RingPlace place, bool update);
   /// The pending update alone.
   void update(uint32_t layer, RingPlace place);
@@ -38,12 +36,15 @@ class FragmentPlanner {
 
   bool empty() const;
   Program take();
+  /// What was planned, for FragmentVerifier.
+  std::span<const FragmentPart> parts() const { return parts_; }
 
  private:
   void place_ring(uint32_t layer, RingPlace place);
 
   const Layout& layout_;
   std::unique_ptr<StepPlanner> steps_;
+  std::vector<FragmentPart> parts_;
 };
 
 }  // namespace overspill

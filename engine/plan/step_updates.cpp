@@ -240,8 +240,8 @@ void StepPlanner::plan_pending_update(uint32_t layer, const UpdatePass& pass) {
   for (uint32_t c = 0; c < chunks; ++c) {
     if (layout_.chunk(layer, c).trainable()) plan_update(layer, c, std::nullopt, pass);
   }
-  if (gathers_updates(layer) && !pass.repeated) return share_update(layer, false);
-  if (!pass.for_compute || addresses_home(layer)) return;
+  if (gathers_updates(layer) && !pass.repeated) return share_update(layer, pass.in_ring);
+  if (!pass.for_compute || pass.in_ring || addresses_home(layer)) return;
   // The updates have handed their chunks to the ring; frozen ones join them there.
   const RingEntry& entry = find_or_take_ring(layer);
   for (uint32_t c = 0; c < chunks; ++c) {

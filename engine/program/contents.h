@@ -1,6 +1,7 @@
 // What the verifier knows of every byte of every slot and of the pages on NVMe while it replays a
 // Program: which page lies there, in which version, and who wrote and read it. Refuses what would
-// race. Internal to engine/program.
+// race. What is there stays when one Program has ended and the next begins. Internal to
+// engine/program.
 #pragma once
 
 #include <fmt/format.h>
@@ -8,6 +9,7 @@
 #include <array>
 #include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "engine/base/error.h"
@@ -35,22 +37,46 @@ class Contents {
     uint64_t origin;  ///< where in the slot the page begins
   };
 
-  Contents(const Program& program, const Layout& layout);
+  struct Value {
+    PageId page;
+    uint32_t version = 0;
+    bool operator==(const Value&) const = default;
+  };
+
+  explicit Contents(const Layout& layout);
+
+  /// The Program's ops follow. It outlives end().
+  void begin(const Program& program);
+  /// They have all finished.
+  void end();
+
+  // Before a Program, or between two.
 
   /// The page lies at its home in version 0.
   void store(PageId id);
+  /// The range holds the page.
+  void hold(const Range& range, uint32_t version);
+  /// Nobody counts on what the slot holds.
+  void forget(SlotId slot) { slots_[slot.value].clear(); }
 
   /// The version of the page that the whole range holds, its writer having finished; refuses
   /// anything else.
   uint32_t find(OpId op, const Range& range) const;
   void read(OpId op, const Range& range);
+  /// Without a page: bytes of no meaning.
   void write(OpId op, const Range& range, uint32_t version);
 
-  /// The same at the page's home on NVMe.
-  uint32_t read_nvme(OpId op, PageId id);
-  void write_nvme(OpId op, PageId id, uint32_t version);
+  /// The same at a page's home on NVMe.
+  Value read_nvme(OpId op, PageId home);
+  void write_nvme(OpId op, PageId home, Value value);
 
-  /// The version at the page's home, or none.
+  /// What a byte belongs to.
+  std::optional<Value> at(SlotId slot, uint64_t offset) const;
+  /// The version that the whole range holds, or none.
+  std::optional<uint32_t> version_in(const Range& range) const;
+  /// What is at a page's home on NVMe, or none.
+  std::optional<Value> on_nvme(PageId home) const;
+  /// The page's version at its home, or none.
   std::optional<uint32_t> version_at_home(PageId id) const;
 
  private:
@@ -65,12 +91,16 @@ class Contents {
   using Pieces = std::map<uint64_t, Piece>;  ///< by first byte, disjoint
 
   static void split(Pieces& pieces, uint64_t at);
+  /// Whole pieces over the range, also where nothing is known of it.
+  static void cover(Pieces& pieces, uint64_t begin, uint64_t end);
+  Pieces::const_iterator first_over(SlotId slot, uint64_t at) const;
+  std::string name_of(PageId id) const;
   void require_order(OpId before, OpId after, SlotId slot) const;
   void require_free(const Piece& piece, OpId op, SlotId slot) const;
 
-  const Program& program_;
   const Layout& layout_;
-  HappensBefore order_;
+  const Program* program_ = nullptr;
+  std::optional<HappensBefore> order_;
   std::vector<Pieces> slots_;
   std::vector<Piece> nvme_;
 };

@@ -3,28 +3,23 @@
 #include "engine/program/verify.h"
 
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 #include "engine/base/error.h"
 #include "engine/program/contents.h"
 #include "engine/program/dump.h"
 #include "engine/program/op_order.h"
+#include "engine/program/op_rules.h"
 
 namespace overspill {
 namespace {
-
-bool moves_pages(OpKind kind) {
-  return kind == OpKind::read || kind == OpKind::write || kind == OpKind::copy_to_device ||
-         kind == OpKind::copy_to_host || kind == OpKind::all_gather;
-}
 
 class Verifier {
  public:
   Verifier(const Program& program, const Layout& layout)
       : program_(program),
         layout_(layout),
-        contents_(program, layout),
+        contents_(layout),
         newest_(layout.pages.size()),
         updated_(layout.pages.size()),
         written_(layout.pages.size()),
@@ -34,9 +29,10 @@ class Verifier {
 
   void run() {
     for (uint32_t l = 0; l < layout_.model.layers.size(); ++l)
-      trains_.push_back(training_chunks(l));
-    check_layout();
+      trains_.push_back(training_chunks(layout_, l));
+    check_layout(layout_);
     fill_homes();
+    contents_.begin(program_);
     for (uint32_t i = 0; i < program_.ops.size(); ++i) check_op(OpId{i});
     order_.check_complete();
     check_results();
@@ -46,27 +42,6 @@ class Verifier {
   template <class... Args>
   [[noreturn]] void refuse(OpId op, fmt::format_string<Args...> text, Args&&... args) const {
     refuse_op(program_, op, text, std::forward<Args>(args)...);
-  }
-
-  void check_layout() const {
-    const PlanOptions& o = layout_.options;
-    if (layout_.device_bytes > o.device_memory || layout_.host_bytes > o.host_memory ||
-        layout_.nvme_bytes > o.nvme_capacity) {
-      fail(ErrorCode::internal, "program verification: the layout exceeds a budget");
-    }
-    std::vector<Slot> sorted = layout_.slots;
-    std::sort(sorted.begin(), sorted.end(), [](const Slot& a, const Slot& b) {
-      return a.memory != b.memory ? a.memory < b.memory : a.offset < b.offset;
-    });
-    for (size_t i = 0; i < sorted.size(); ++i) {
-      const uint64_t arena =
-          sorted[i].memory == Tier::device ? layout_.device_bytes : layout_.host_bytes;
-      const bool overlaps = i > 0 && sorted[i - 1].memory == sorted[i].memory &&
-                            sorted[i - 1].offset + sorted[i - 1].bytes > sorted[i].offset;
-      if (overlaps || sorted[i].offset + sorted[i].bytes > arena) {
-        fail(ErrorCode::internal, "program verification: slots overlap or leave their arena");
-      }
-    }
   }
 
   void fill_homes() {
@@ -88,16 +63,15 @@ class Verifier {
 
   void check_op(OpId id) {
     const Op& op = program_.ops[id.value];
-    for (const OpId dep : program_.deps_of(op)) {
-      if (dep.value >= id.value) refuse(id, "depends on a later op {}", dep.value);
-    }
+    check_dependencies(program_, id);
+    check_lane(program_, id);
     order_.check(id, newest_[layout_.gradient_sum[op.layer].value]);
     const std::span<const Access> accesses = program_.accesses_of(op);
     const bool repeats =
         op.kind == OpKind::update && !accesses.empty() && updated_[accesses[0].page.value] > 0;
     uint32_t moved = 0;  // the version that the last access found
     for (const Access& access : accesses) {
-      check_reach(id, op, access);
+      check_reach(program_, layout_, id, access);
       if (op.kind == OpKind::read) moved = check_nvme_read(id, access.page);
       const uint64_t skipped = check_part(id, op, access);
       uint64_t offset = access.offset;
@@ -121,7 +95,7 @@ class Verifier {
       }
       if (op.kind == OpKind::write) check_nvme_write(id, access, moved);
     }
-    if (op.kind == OpKind::update) check_update(id, op);
+    if (op.kind == OpKind::update) check_state_place(program_, layout_, id);
     if (op.kind == OpKind::all_gather) check_gathered(id, op);
   }
 
@@ -147,42 +121,13 @@ class Verifier {
     return skipped;
   }
 
-  static bool takes_own_part(OpKind kind) {
-    return kind == OpKind::reduce_gradient || kind == OpKind::all_reduce || kind == OpKind::agree;
-  }
-
-  void check_reach(OpId id, const Op& op, const Access& access) const {
-    const Slot& slot = layout_.slot(access.slot);
-    if (access.offset + access.bytes > slot.bytes) refuse(id, "leaves slot {}", access.slot.value);
-    if (layout_.options.unified) return;
-    const bool device = slot.memory == Tier::device;
-    const bool written = access.mode != AccessMode::read;
-    switch (op.lane) {
-      case Lane::nvme_read:
-      case Lane::nvme_write:
-      case Lane::optimizer:
-        if (device) refuse(id, "touches device slot {}", access.slot.value);
-        return;
-      case Lane::compute:
-      case Lane::collective:
-        if (!device) refuse(id, "touches host slot {}", access.slot.value);
-        return;
-      case Lane::h2d:
-        if (device != written) refuse(id, "copies the wrong way");
-        return;
-      case Lane::d2h:
-        if (device == written) refuse(id, "copies the wrong way");
-        return;
-    }
-  }
-
   /// Everything takes the newest version; only the update that is repeated starts again from the
   /// old one, which is moved to it.
   void check_version(OpId id, const Op& op, const Access& access, PageId page, uint32_t found,
                      bool repeats) {
     uint32_t wanted = newest_[page.value];
     const bool state = may_be_old_[page.value];
-    const bool transfers = moves_pages(op.kind) && op.kind != OpKind::all_gather;
+    const bool transfers = moves_pages(op.kind);
     if (transfers && state && found + 1 == wanted) return;
     const bool gradient = layout_.page(page).kind == PageKind::gradient;
     if (repeats) {
@@ -236,7 +181,7 @@ class Verifier {
 
   uint32_t check_nvme_read(OpId id, PageId page) {
     require_nvme(id, page);
-    const uint32_t found = contents_.read_nvme(id, page), newest = newest_[page.value];
+    const uint32_t found = contents_.read_nvme(id, page).version, newest = newest_[page.value];
     const bool to_repeat = may_be_old_[page.value] && found + 1 == newest;
     if (found == newest || to_repeat) return found;
     refuse(id, "reads an old version of {}", page_name(layout_.page(page)));
@@ -247,38 +192,8 @@ class Verifier {
     const Page& page = layout_.page(access.page);
     // Also while moments are zero, when an update may read a part.
     if (access.bytes != page.bytes) refuse(id, "writes only a part of {}", page_name(page));
-    contents_.write_nvme(id, access.page, version);
+    contents_.write_nvme(id, access.page, {access.page, version});
     ++written_[access.page.value];
-  }
-
-  /// The state that is read and the state that is written are one array.
-  void check_update(OpId id, const Op& op) const {
-    std::optional<Access> state;
-    for (const Access& access : program_.accesses_of(op)) {
-      if (layout_.page(access.page).kind != PageKind::optimizer) continue;
-      if (state && (state->slot != access.slot || state->offset != access.offset)) {
-        refuse(id, "its state lies in two places");
-      }
-      state = access;
-    }
-  }
-
-  /// By chunk of a layer, whether it holds a part of a trainable tensor; from the model, not from
-  /// the chunk table.
-  std::vector<char> training_chunks(uint32_t layer) const {
-    std::vector<char> trains;
-    const PlanOptions& o = layout_.options;
-    uint64_t begin = o.shard_weights ? o.rank * layout_.shard(layer) : 0;
-    for (uint32_t c = 0; c < layout_.chunk_count(layer); ++c) {
-      const uint64_t end =
-          begin + layout_.page(layout_.weight(layer, c)).bytes / layout_.options.weight_bytes();
-      trains.push_back(
-          std::ranges::any_of(layout_.model.layers[layer].tensors, [&](const LayerTensor& t) {
-            return t.trainable && t.offset < end && begin < t.offset + t.elements;
-          }));
-      begin = end;
-    }
-    return trains;
   }
 
   void check_results() const {

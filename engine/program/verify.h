@@ -7,7 +7,8 @@
 namespace overspill {
 
 /// Throws Error(internal) naming the op when a Program breaks a rule:
-/// - dependencies point backwards (so lanes, being FIFO, cannot deadlock);
+/// - dependencies point backwards (so lanes, being FIFO, cannot deadlock), and ops of a kind have
+///   their lane;
 /// - accesses lie inside their slots, each on a page from its beginning, and lanes touch only
 /// memory they can reach;
 /// - two ops that touch the same bytes, one of them writing, are ordered;

@@ -60,7 +60,8 @@ class LayerCalls {
   uint64_t values_count() const { return tokens_ * model_.config.hidden_size; }
   uint64_t device_bytes() const {
     constexpr uint64_t kArrays = 8;  // each from a page on
-    return layers_->scratch_bytes() + state_->scratch_bytes() + 8 * parameters_ + 6 * values_count() + kArrays * kPageBytes;
+    return layers_->scratch_bytes() + state_->scratch_bytes() + 8 * parameters_ +
+           6 * values_count() + kArrays * kPageBytes;
   }
 
   void add_passes() {

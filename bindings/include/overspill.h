@@ -21,9 +21,9 @@
  *   later call on the engine but osp_engine_destroy returns that first error again.
  * - Threads. Any thread may call, at any time; calls on one engine that do not wait are done one
  *   after the other, and a call that waits keeps no other thread from calling. But while one sets,
- *   reads or exports weights, loads a checkpoint, flushes, or applies updates before a checkpoint is
- *   saved, others' calls on layers and steps wait for it. Only osp_engine_destroy must be the last
- *   call. Messages of osp_last_error belong to the thread.
+ *   reads or exports weights, loads a checkpoint, flushes, or applies updates for a checkpoint that
+ *   is to be saved, others' calls on layers and steps wait for it. Only osp_engine_destroy must be
+ *   the last call. Messages of osp_last_error belong to the thread.
  * - Ownership. The engine copies names, texts and arrays that it is given; pointers that it hands
  *   out are its own. Sizes are in bytes where they are named bytes, and elements where count.
  * - Streams. Where the device is a GPU, `stream` is the program's cudaStream_t there that uses the
@@ -369,9 +369,10 @@ OSP_API osp_status_t osp_release(osp_engine_t engine, uint32_t layer, void* stre
  * trainable tensors has come gradient_accumulation_steps times (a tied one counts for its owner,
  * which waits for both), or with osp_gradients_done; it is then reduced over the ranks and goes its
  * way in the background. `tensor` is the index in its layer.
- * Errors: INVALID_HANDLE, INVALID_ARGUMENT (on a GPU: memory that it does not reach), NOT_FINALIZED,
- * FROZEN, SIZE_MISMATCH, DTYPE_MISMATCH, GRADIENT_COMPLETE, STEP_NOT_STARTED (in_backward without
- * osp_step_begin), NO_SLOT (layer-major, and another layer's gradient is not complete). */
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT (on a GPU, of memory that it does not reach too),
+ * NOT_FINALIZED, FROZEN, SIZE_MISMATCH, DTYPE_MISMATCH, GRADIENT_COMPLETE, STEP_NOT_STARTED
+ * (in_backward without osp_step_begin), NO_SLOT (layer-major, and another layer's gradient is not
+ * complete). */
 OSP_API osp_status_t osp_submit_gradient(osp_engine_t engine, uint32_t layer, uint32_t tensor,
                                          const void* gradient, osp_dtype_t dtype, uint64_t count,
                                          void* stream);
@@ -427,10 +428,10 @@ OSP_API osp_status_t osp_step_begin(osp_engine_t engine, const osp_step_options_
 
 /* Ends the step and returns at once. In the background the gradients' global norm becomes known,
  * and with it the clip factor (max_grad_norm) and whether the step is skipped. With next_forward
- * each layer is updated when it is fetched next; with in_backward that has happened already, and
- * `options` is null. A step that follows may begin at once. Errors: INVALID_HANDLE,
- * INVALID_ARGUMENT, NOT_FINALIZED, GRADIENT_MISSING, STEP_NOT_STARTED; NON_FINITE comes from a
- * later call. */
+ * each layer is updated when it is fetched next, one that is held meanwhile in its place when its
+ * next gradient comes; with in_backward that has happened already, and `options` is null. A step
+ * that follows may begin at once. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FINALIZED,
+ * GRADIENT_MISSING, STEP_NOT_STARTED; NON_FINITE comes from a later call. */
 OSP_API osp_status_t osp_step(osp_engine_t engine, const osp_step_options_t* options);
 
 /* Whether the last step's result is known: `done` receives 1 or 0. `result` may be null; it is

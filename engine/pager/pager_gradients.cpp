@@ -178,6 +178,8 @@ void Pager::take_slot(Lock& lock, uint32_t stored, void* stream) {
   Gradient& gradient = stored_[stored].gradient;
   SumSlot& slot = slot_for_sums(stored);
   if (slot.layer) {
+    // The update of the step before takes its gradient from where the sums go.
+    catch_up(*slot.layer);
     slot.free = thread_.add({.kind = Kind::store_sums,
                              .layer = *slot.layer,
                              .sums = slot.slot,

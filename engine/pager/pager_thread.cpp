@@ -35,7 +35,8 @@ PagerThread::PagerThread(PageStore& store, const StateMath& state, const Ranks& 
       options_(std::move(options)),
       executor_(store, state, nullptr, {}, groups),
       pending_(layout_.model.layers.size()),
-      moments_zero_(layout_.model.layers.size(), 1) {
+      moments_zero_(layout_.model.layers.size(), 1),
+      verifier_(layout_) {
   context_.gradient_squares.assign(layout_.model.layers.size(), 0.0);
   thread_ = std::thread([this] { main(); });
 }
@@ -152,12 +153,21 @@ void PagerThread::complete(size_t left) {
   progress_.notify_all();
 }
 
+/// Whether the work updates its layer.
+bool PagerThread::updates(const PagerWork& work) const {
+  switch (work.kind) {
+    case Kind::bring:
+    case Kind::update: return pending_[work.layer] != 0;
+    case Kind::finish: return in_backward();
+    default: return false;
+  }
+}
+
 /// Whether work can be part of the Program that is being planned: all its updates read moments, or
 /// none does.
-bool PagerThread::joins(const PagerWork& work) {
+bool PagerThread::joins(const PagerWork& work) const {
   if (stands_alone(work.kind)) return false;
-  const bool updates = work.kind == Kind::finish ? in_backward() : pending_[work.layer] != 0;
-  return !updates || !fragment_zero_ || *fragment_zero_ == (moments_zero_[work.layer] != 0);
+  return !updates(work) || !fragment_zero_ || *fragment_zero_ == (moments_zero_[work.layer] != 0);
 }
 
 /// All that is put on the device's streams from now on, or the host does.
@@ -182,7 +192,7 @@ void PagerThread::plan(const PagerWork& work) {
     case Kind::task: return work.task();
     default: break;
   }
-  const bool update = work.kind == Kind::finish ? in_backward() : pending_[work.layer] != 0;
+  const bool update = updates(work);
   const bool zero = moments_zero_[work.layer] != 0;
   if (fragment_ && update && !fragment_zero_ && zero) run_fragment();
   if (!fragment_) fragment_ = std::make_unique<FragmentPlanner>(layout_, update && zero);
@@ -209,6 +219,7 @@ void PagerThread::plan(const PagerWork& work) {
 
 void PagerThread::run_fragment() {
   Program program = fragment_->take();
+  verifier_.verify(program, fragment_->parts());
   fragment_.reset();
   fragment_zero_.reset();
   if (program.ops.empty()) return;
@@ -255,6 +266,7 @@ void PagerThread::decide(const PagerWork& work) {
       ++position_.updates;
     }
   }
+  verifier_.end_step(pending_);
   context_.gradient_squares.assign(layout_.model.layers.size(), 0.0);
   context_.non_finite = false;
   finished_.clear();
@@ -283,6 +295,7 @@ void PagerThread::count_non_finite() {
 
 void PagerThread::reset(const TrainingPosition& position) {
   position_ = position;
+  verifier_.forget();
   std::ranges::fill(pending_, 0);
   std::ranges::fill(moments_zero_, position.updates == 0);
   context_.gradient_squares.assign(layout_.model.layers.size(), 0.0);

@@ -17,6 +17,7 @@
 #include "engine/model/state_math.h"
 #include "engine/pager/memory_uses.h"
 #include "engine/plan/fragment_planner.h"
+#include "engine/program/fragment_verifier.h"
 #include "engine/run/executor.h"
 #include "engine/train/checkpoint.h"
 #include "engine/train/progress_scope.h"
@@ -113,7 +114,8 @@ class PagerThread {
   void main();
   bool take(std::deque<PagerWork>& taken);
   void do_all(const std::deque<PagerWork>& taken);
-  bool joins(const PagerWork& work);
+  bool updates(const PagerWork& work) const;
+  bool joins(const PagerWork& work) const;
   void complete(size_t left);
   void plan(const PagerWork& work);
   void begin_behind(const PagerWork& work);
@@ -137,6 +139,7 @@ class PagerThread {
   std::vector<char> moments_zero_;     ///< by layer: it was never updated
   std::optional<bool> fragment_zero_;  ///< of what is planned so far, if it has an update
   std::unique_ptr<FragmentPlanner> fragment_;
+  FragmentVerifier verifier_;
   std::vector<uint32_t> finished_;       ///< layers whose gradients are finished, in order
   std::vector<uint32_t> first_updates_;  ///< layers first updated in this step
   uint32_t non_finite_in_row_ = 0;

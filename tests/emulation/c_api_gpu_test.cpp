@@ -2,6 +2,7 @@
 // ordered by events comes in another order there.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 
@@ -276,7 +277,9 @@ TEST_F(CApiGpu, ActivationsPassOnTheProgramsStreams) {
     osp_statistics_t statistics = OSP_STATISTICS_INIT;
     OSP_OK(osp_get_statistics(engine, &statistics));
     EXPECT_EQ(statistics.activation_bytes_saved, 8 * kBytes);
-    EXPECT_EQ(statistics.activation_bytes_spilled, 5 * kBytes);
+    // Where all is full, one may have to go for another that is prefetched.
+    EXPECT_GE(statistics.activation_bytes_spilled, 5 * kBytes);
+    EXPECT_TRUE(all_full || statistics.activation_bytes_spilled == 5 * kBytes);
     OSP_OK(osp_engine_destroy(engine));
   }
 }

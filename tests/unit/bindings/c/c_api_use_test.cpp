@@ -180,6 +180,27 @@ TEST_F(CApiUse, ADeclaredOrderIsFetchedAheadFromTheFirstStep) {
   OSP_OK(osp_engine_destroy(engine));
 }
 
+TEST_F(CApiUse, LayersThatAStepDoesNotAcquireAreUpdatedByTheirWholeGradient) {
+  const std::string text = configuration("gradient_accumulation_steps: 2\nmax_grad_norm: 0\n");
+  osp_engine_t acquires = make(text), submits = make(text);
+  osp_step_options_t options = OSP_STEP_OPTIONS_INIT;
+  options.learning_rate = 1e-2;
+  for (uint64_t key = 1; key < 5; ++key) {
+    for (const osp_engine_t engine : {acquires, submits}) {
+      for (uint64_t mb = 0; mb < 2; ++mb) {
+        for (uint32_t layer = 0; layer < 3; ++layer) {
+          if (engine == acquires) use(engine, layer);
+          submit(engine, layer, 2 * key + mb);
+        }
+      }
+      OSP_OK(osp_step(engine, &options));
+    }
+  }
+  EXPECT_TRUE(read_all(acquires) == read_all(submits));
+  OSP_OK(osp_engine_destroy(acquires));
+  OSP_OK(osp_engine_destroy(submits));
+}
+
 TEST_F(CApiUse, ActivationsComeBackAsTheyWere) {
   osp_engine_options_t options = OSP_ENGINE_OPTIONS_INIT;
   options.activation_host_bytes = 64 << 10;

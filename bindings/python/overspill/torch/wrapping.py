@@ -131,9 +131,6 @@ def _register(
 
 def _fill(pager: Pager, weights: str | os.PathLike[str] | None) -> None:
     """Gives the engine all values, and frees the parameters' own memory one by one."""
-    if weights is None:
-        # A tensor is a part of pages, and those in files must be there before they change.
-        pager.engine.initialize_weights(0, 0.0)
     for layer in pager.layers:
         for managed in layer.parameters:
             parameter = managed.parameter

@@ -161,8 +161,9 @@ Engine::Engine(const char* configuration, const osp_engine_options_t& given)
         "once, as with next_forward");
   }
   if (identity.ranks > 1) check_backend(config, on_gpu);
-  ranks = identity.ranks == 1 ? std::make_unique<Ranks>()
-                              : std::make_unique<Ranks>(identity, ranks_options(config));
+  Ranks::Options meeting = ranks_options(config);
+  meeting.last_resort = false;
+  ranks = std::make_unique<Ranks>(identity, meeting);
   if (on_gpu) gpu = number ? *number : gpu_of_local_rank(ranks->identity().local_rank);
   blocks = std::make_unique<HostBlocks>(gpu);
 }

@@ -51,9 +51,17 @@ osp_status_t osp_engine_destroy(osp_engine_t handle) {
   return guarded([&] {
     std::shared_ptr<Engine> engine = remove_engine(handle);
     const GpuScope gpu(engine->gpu.has_value());
-    const LogScope log(engine->callbacks.log());
-    if (engine->pager) engine->pager->drain();
+    std::exception_ptr error;
+    {
+      const LogScope log(engine->callbacks.log());
+      try {
+        if (engine->pager) engine->pager->drain();
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }
     engine.reset();
+    if (error) std::rethrow_exception(error);
   });
 }
 

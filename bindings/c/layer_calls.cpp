@@ -46,6 +46,19 @@ TensorDescription description_of(const osp_tensor_t& tensor, const Engine& engin
   return description;
 }
 
+/// The state has raw devices to itself.
+void require_no_raw_device(const Engine& engine) {
+  if (engine.options.activation_nvme_bytes == 0) return;
+  for (const auto& path : engine.config.offload.nvme_paths) {
+    std::error_code ignored;
+    if (!std::filesystem::is_block_file(path, ignored)) continue;
+    refuse(Misuse::bad_argument,
+           "activation_nvme_bytes, and {} in offload.nvme_paths is a raw device, which the state "
+           "has to itself; use directories, or host memory for activations",
+           path.string());
+  }
+}
+
 void require_open(const Engine& engine) {
   if (!engine.finalized) return;
   refuse(Misuse::already_finalized, "osp_finalize was called: the layers are fixed");
@@ -163,8 +176,9 @@ osp_status_t osp_finalize(osp_engine_t handle, osp_plan_t* plan) {
     if (engine.registry.layers().empty()) {
       refuse(Misuse::bad_argument, "no layer is registered");
     }
-    engine.finalized = true;
+    require_no_raw_device(engine);
     engine.registry.finish(engine.config.unfrozen_parameters);
+    engine.finalized = true;
     Pager::Options options{
         .held_layers = engine.options.held_layers,
         .micro_batch_major = engine.options.loop == OSP_LOOP_MICRO_BATCH_MAJOR,
@@ -177,7 +191,7 @@ osp_status_t osp_finalize(osp_engine_t handle, osp_plan_t* plan) {
     auto activations = std::make_unique<ActivationStore>(
         ActivationStore::Options{.host_bytes = engine.options.activation_host_bytes,
                                  .nvme_bytes = engine.options.activation_nvme_bytes,
-                                 .nvme_paths = engine.config.offload.nvme_paths,
+                                 .nvme_paths = pager->nvme_paths(),
                                  .io = engine.config.offload.io,
                                  .gpu = pager->gpu()});
     if (engine.order) pager->declare_order(*engine.order);

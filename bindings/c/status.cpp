@@ -2,6 +2,7 @@
 #include "bindings/c/status.h"
 
 #include <exception>
+#include <filesystem>
 #include <new>
 #include <string>
 
@@ -68,6 +69,8 @@ osp_status_t guarded(const std::function<void()>& body) {
     return failed(status_of(error.kind()), error.what());
   } catch (const Error& error) {
     return failed(status_of(error.code()), error.what());
+  } catch (const std::filesystem::filesystem_error& error) {
+    return failed(OSP_ERROR_IO, error.what());
   } catch (const std::bad_alloc&) {
     return failed(OSP_ERROR_DOES_NOT_FIT, "the system has no memory left for this call");
   } catch (const std::exception& error) {

@@ -50,7 +50,7 @@ osp_status_t osp_acquire(osp_engine_t handle, uint32_t layer, void* stream, cons
   return on_pager(handle, [&](Engine& engine, Pager& pager) {
     if (count > 0) require_pointer(weights, "weights");
     require_stream_of(engine, stream);
-    pager.acquire(layer, std::span(weights, count));
+    pager.acquire(layer, std::span(weights, count), stream);
   });
 }
 

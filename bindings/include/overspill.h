@@ -18,7 +18,9 @@
  * - Status. OSP_SUCCESS, or what went wrong; osp_last_error has the whole message. A call that
  *   returns OSP_ERROR_INVALID_ARGUMENT up to OSP_ERROR_NO_WEIGHTS has changed nothing. After
  *   one of the errors from OSP_ERROR_IO on, met while the engine works in the background, every
- *   later call on the engine but osp_engine_destroy returns that first error again.
+ *   later call on layers, gradients, steps, weights and checkpoints returns that first error again.
+ *   With several ranks an error of one stops all, also one of loading, exporting or saving; the
+ *   others' says what it was.
  * - Threads. Any thread may call, at any time; calls on one engine that do not wait are done one
  *   after the other, and a call that waits keeps no other thread from calling. But while one sets,
  *   reads or exports weights, loads a checkpoint, flushes, or applies updates for a checkpoint that
@@ -203,7 +205,8 @@ typedef struct osp_tensor {
                         unfrozen_parameters of the configuration does not match is frozen as well */
   /* The name of a tensor of another layer, registered before or after, that this one is: null for
    * none. Its shape is the same. It has no weights of its own: acquiring this layer brings the
-   * other one's as well, and gradients add up there. In files, only the other tensor is there. */
+   * other one's as well, and gradients add up there. It is frozen
+   * where the other one is; `frozen` is 0 here. In files, only the other tensor is there. */
   const char* tied_to;
 } osp_tensor_t;
 
@@ -219,8 +222,8 @@ OSP_API osp_status_t osp_layer_register(osp_engine_t engine, const char* name,
 
 /* Declares the order in which a step acquires layers: forward, then backward, for all
  * micro-batches. Without it the first step's order is recorded (until then, layers are prefetched
- * in the order of registration). Before or after osp_finalize. Errors: INVALID_HANDLE,
- * INVALID_ARGUMENT (an unknown layer, no layers). */
+ * in the order of registration), and later that of a step which has deviated. Before or after
+ * osp_finalize. Errors: INVALID_HANDLE, INVALID_ARGUMENT (an unknown layer, no layers). */
 OSP_API osp_status_t osp_set_order(osp_engine_t engine, const uint32_t* layers, size_t count);
 
 /* Where everything lives, in bytes of this rank. */
@@ -477,7 +480,7 @@ OSP_API osp_status_t osp_activation_discard(osp_engine_t engine, osp_activation_
 typedef struct osp_checkpoint_options {
   size_t size;
   const char* config_json; /* the text of the model's config.json; null for none */
-  const char* user_state;  /* any text of the caller's that the checkpoint keeps; null for none */
+  const char* user_state;  /* any UTF-8 of the caller's that the checkpoint keeps; null for none */
   uint32_t total_limit;    /* keep so many in the directory; 0: all */
   int32_t only_model;      /* 1: without optimizer state, not to be resumed from */
 } osp_checkpoint_options_t;
@@ -498,13 +501,14 @@ OSP_API osp_status_t osp_checkpoint_save(osp_engine_t engine, const char* direct
  * INVALID_ARGUMENT, NOT_FINALIZED, and what saving met. */
 OSP_API osp_status_t osp_checkpoint_poll(osp_engine_t engine, int32_t* done);
 
-/* Waits for it. An error does not stop the engine: its state is as it was. Errors: INVALID_HANDLE,
- * NOT_FINALIZED, IO, CANCELLED. */
+/* Waits for it. An error does not stop a rank that is alone: its state is as it was. Errors:
+ * INVALID_HANDLE, NOT_FINALIZED, IO, CANCELLED. */
 OSP_API osp_status_t osp_checkpoint_wait(osp_engine_t engine);
 
 /* Verifies a checkpoint (a directory checkpoint-<step>, or one with a link `latest`) and loads it;
  * the run goes on bit for bit as the one that wrote it, whatever the placement and the number of
- * ranks. What is wrong with the files is found before anything changes. Errors: INVALID_HANDLE,
+ * ranks. What has come of a step's gradients is dropped, as by every call that sets all weights.
+ * What is wrong with the files is found before anything changes. Errors: INVALID_HANDLE,
  * INVALID_ARGUMENT, NOT_FINALIZED, LAYERS_HELD, NOT_FOUND, INVALID_FILE, INVALID_CONFIG (of another
  * precision), CANCELLED, IO. */
 OSP_API osp_status_t osp_checkpoint_load(osp_engine_t engine, const char* directory);

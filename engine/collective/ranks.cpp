@@ -47,6 +47,7 @@ Ranks::Ranks() {
 Ranks::Ranks(const RankIdentity& identity, const Options& options) : Ranks() {
   if (identity.ranks == 1) return;
   identity_ = identity;
+  has_last_resort_ = options.last_resort;
   collectives_.clear();
   rendezvous_ = std::make_unique<Rendezvous>(
       identity, Rendezvous::Options{.join_timeout = milliseconds_of(options.timeout),
@@ -164,7 +165,7 @@ void Ranks::end_waits(const std::string& what) {
   lost_ = what;
   for (const auto& collective : collectives_) collective->abort(what);
   for (Collective* const collective : others_) collective->abort(what);
-  if (closing_) return;
+  if (closing_ || !has_last_resort_) return;
   last_resort_ = std::thread([this, what] {
     set_thread_name("last_resort");
     std::unique_lock wait(mutex_);
@@ -186,7 +187,7 @@ std::string Ranks::broadcast(const std::string& text) const {
   return result;
 }
 
-Error Ranks::cause(const Error& error) {
+Error Ranks::cause(const Error& error) const {
   if (!rendezvous_) return error;
   if (error.code() != ErrorCode::rank_lost) {
     rendezvous_->report_failure(fmt::format("{}: {}", error_code_name(error.code()), error.what()));

@@ -34,6 +34,10 @@ class Ranks {
     uint32_t hybrid_shard = 0;  ///< ranks that share one copy of the state; 0: all, or kGroupIsHost
     double timeout = 60;        ///< seconds without a sign of life
     std::string config;         ///< Rendezvous::Options::config
+    /// When a rank is lost and this one does not end in order within seconds, the process ends:
+    /// others must not wait for a thread of it that hangs. Not for a process that is another
+    /// program's.
+    bool last_resort = true;
   };
   /// The only rank.
   Ranks();
@@ -87,7 +91,7 @@ class Ranks {
 
   /// What to end with when `error` was thrown: the first failure of the run, where that is another
   /// one. The other ranks are told.
-  Error cause(const Error& error);
+  Error cause(const Error& error) const;
 
  private:
   friend DataGroups;
@@ -106,6 +110,7 @@ class Ranks {
   std::vector<std::unique_ptr<Collective>> collectives_;
   RankGroups groups_;
   std::chrono::milliseconds timeout_{0};
+  bool has_last_resort_ = true;
   uint32_t shard_size_ = 1;
 
   // The last resort: a process that does not end by itself after another rank's failure.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "engine/base/log.h"
@@ -17,6 +18,23 @@ namespace {
 constexpr uint64_t kPage = 4096;
 /// Host memory behind the budget's, through which an activation comes back when that is full.
 constexpr uint64_t kPassage = uint64_t{1} << 20;
+
+/// A range that is given back when what was to fill it throws.
+class Taken {
+ public:
+  Taken(FreeRanges& ranges, uint64_t at, uint64_t bytes)
+      : ranges_(ranges), at_(at), bytes_(bytes), exceptions_(std::uncaught_exceptions()) {}
+  ~Taken() {
+    if (std::uncaught_exceptions() > exceptions_) ranges_.give_back(at_, bytes_);
+  }
+  Taken(const Taken&) = delete;
+  Taken& operator=(const Taken&) = delete;
+
+ private:
+  FreeRanges& ranges_;
+  const uint64_t at_, bytes_;
+  const int exceptions_;
+};
 
 void wait_for(const StreamPoints& points) {
   for (const auto& point : points) point->synchronize();
@@ -76,10 +94,13 @@ ActivationStore::Saved& ActivationStore::find(uint64_t activation) {
 bool ActivationStore::spill(Saved& saved) {
   const std::optional<uint64_t> at = saved.nvme ? saved.nvme : nvme_free_.take(saved.room);
   if (!at) return false;
-  wait_for(saved.copy.take());
   if (!saved.nvme) {
+    const Taken room(nvme_free_, *at, saved.room);
+    wait_for(saved.copy.take());
     channel_->write(std::array{Channel::Segment{*at, host_.memory() + *saved.host, saved.room}});
     counts_.spilled_bytes += saved.bytes;
+  } else {
+    wait_for(saved.copy.take());
   }
   saved.nvme = at;
   host_free_.give_back(*saved.host, saved.room);
@@ -124,6 +145,7 @@ uint64_t ActivationStore::save(const std::byte* buffer, uint64_t bytes, void* st
          format_bytes(bytes), format_bytes(options_.host_bytes), format_bytes(options_.nvme_bytes));
   }
   Saved saved{.bytes = bytes, .room = room, .host = at, .nvme = {}};
+  const Taken taken(host_free_, *at, room);
   copy(host_.memory() + *at, buffer, bytes, stream);
   saved.copy.end_on(options_.gpu, stream);
   counts_.saved_bytes += bytes;
@@ -135,6 +157,7 @@ bool ActivationStore::load(uint64_t activation, Saved& saved) {
   if (saved.host) return true;
   const std::optional<uint64_t> at = make_room(saved.room, activation);
   if (!at) return false;
+  const Taken room(host_free_, *at, saved.room);
   channel_->read(std::array{Channel::Segment{*saved.nvme, host_.memory() + *at, saved.room}});
   saved.host = at;
   return true;

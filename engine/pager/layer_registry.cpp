@@ -58,6 +58,12 @@ uint32_t LayerRegistry::add(const std::string& name, std::span<const TensorDescr
              "layer \"{}\": tensor \"{}\" is registered already; names are unique in an engine",
              name, tensor.name);
     }
+    if (tensor.frozen && !tensor.tied_to.empty()) {
+      refuse(Misuse::bad_argument,
+             "layer \"{}\": tensor \"{}\" is frozen and tied to \"{}\": freeze that one, which "
+             "both are",
+             name, tensor.name, tensor.tied_to);
+    }
     const uint64_t elements = checked_elements(name, tensor);
     TensorPlace place{tensor.name, tensor.shape, elements, tensor.tied_to};
     if (tensor.tied_to.empty()) {

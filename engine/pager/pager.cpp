@@ -31,7 +31,8 @@ Layout plan(const LayerRegistry& registry, const TrainConfig& config, const Rank
             const Pager::Options& pager, const StateMath& state) {
   PlanOptions options = state_options(config, ranks.identity(), pager.gpu, state.scratch_bytes());
   options.micro_batches = 0;  // no activations
-  options.held_layers = pager.held_layers + registry.most_tied_layers();
+  const auto layers = static_cast<uint32_t>(registry.layers().size());
+  options.held_layers = std::min(pager.held_layers, layers) + registry.most_tied_layers();
   options.paged_sums = paged_sums(registry, config, pager.micro_batch_major);
   const auto least = [&](uint64_t own) { return std::ranges::min(ranks.gather(own)); };
   Layout layout = plan_layout(registry.shape(), options);

@@ -50,6 +50,10 @@ class Pager {
   ~Pager();
 
   const Layout& layout() const { return layout_; }
+  /// The drives of this rank.
+  const std::vector<std::filesystem::path>& nvme_paths() const {
+    return config_.offload.nvme_paths;
+  }
   /// Null where the device is the host.
   CudaDevice* gpu() const { return gpu_; }
   const LayerRegistry& registry() const { return registry_; }
@@ -63,10 +67,10 @@ class Pager {
   void declare_order(std::vector<uint32_t> order);
   /// Holds a layer; `weights` gets a pointer for each tensor, unless it is empty. On return they
   /// are there.
-  void acquire(uint32_t layer, std::span<const void*> weights);
+  /// `stream`, here and below: the program's (cudaStream_t) that uses the memory on a GPU; what it
+  /// has put there comes before what the pager does with the memory. Null on the host.
+  void acquire(uint32_t layer, std::span<const void*> weights, void* stream);
   void prefetch(uint32_t layer);
-  /// `stream`, here and below: the program's (cudaStream_t) that uses the memory on a GPU, whose
-  /// work so far comes before; null on the host.
   void release(uint32_t layer, void* stream);
   AccessCounts access_counts();
 
@@ -128,7 +132,8 @@ class Pager {
     uint64_t ready = 0;    ///< ticket: brought
     uint64_t updated = 0;  ///< steps whose update it has, or will have when queued work is done
     Gradient gradient;
-    MemoryUses uses;  ///< of the home that the device's memory is
+    MemoryUses uses;             ///< of the home that the device's memory is
+    std::vector<void*> streams;  ///< of those that hold it
   };
 
   const RegisteredLayer& checked_layer(uint32_t layer) const;
@@ -146,6 +151,7 @@ class Pager {
   void evict(WeightRing::Entry& victim);
   void prefetch_next();
   void end_use(MemoryUses& uses, void* stream);
+  StreamPoints take_uses(uint32_t stored, MemoryUses& uses);
   void note_deviation(uint32_t layer, uint32_t expected);
   /// Queues the pending update of a layer that nothing has brought in this step.
   void catch_up(uint32_t stored);
@@ -169,14 +175,16 @@ class Pager {
   bool all_there(uint32_t stored) const;
   void complete_gradient(uint32_t stored);
 
+  void wait_for_adding(Lock& lock);
+  void drop_gradients();
   void check_rates(const StepRates& rates) const;
   void require_all_released(const char* call) const;
   /// With all layers released: nothing is queued, and all updates are applied.
   void settle(const char* call);
   void forget_weights();
   void require_weights() const;
-  void draw_weights(uint64_t seed, double deviation);
-  void set_weights(const std::function<void()>& task);
+  void draw_weights(Lock& lock, uint64_t seed, double deviation);
+  void set_weights(Lock& lock, const std::function<void()>& task);
   StreamPoints all_uses();
   const LayerTensor& checked_tensor(const std::string& name, uint64_t count, uint32_t* layer) const;
 

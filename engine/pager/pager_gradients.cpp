@@ -228,6 +228,7 @@ void Pager::clear_sums(uint32_t stored, bool paged, void* stream) {
   const uint64_t whole = layout_.whole(stored);
   if (gpu_ != nullptr) {
     if (paged && layout_.options.ranks == 1) return;
+    slot.uses.begin_on(gpu_, stream);
     gpu_->zero_on(stream, store_.address(slot.slot), whole * sizeof(float));
     return slot.uses.end_on(gpu_, stream);
   }

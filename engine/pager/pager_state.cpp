@@ -23,6 +23,15 @@ nlohmann::json parse_config(const std::string& text) {
   refuse(Misuse::bad_argument, "the text of config.json is not a JSON object");
 }
 
+/// JSON holds no other text.
+void require_utf8(const std::string& text) {
+  try {
+    (void)nlohmann::json(text).dump();
+  } catch (const nlohmann::json::exception&) {
+    refuse(Misuse::bad_argument, "user_state is not UTF-8; encode bytes, for example in base64");
+  }
+}
+
 }  // namespace
 
 /// What slots hold is not the layers' weights any more, or may be overwritten by state in transit.
@@ -34,13 +43,27 @@ void Pager::require_weights() const {
          "nothing has set the weights: load, initialise or write them, or load a checkpoint");
 }
 
-/// The task sets all of them, and moments; it is the first thing that is known of this state.
-void Pager::set_weights(const std::function<void()>& task) {
+/// The task sets all of them, and moments; it is the first thing that is known of this state. What
+/// has come of a step's gradients was of other weights.
+void Pager::set_weights(Lock& lock, const std::function<void()>& task) {
+  wait_for_adding(lock);
   forget_weights();
   thread_.run(task);
+  drop_gradients();
   weights_set_ = true;
   steps_ = 0;
   for (StoredLayer& layer : stored_) layer.updated = 0;
+}
+
+void Pager::drop_gradients() {
+  for (StoredLayer& layer : stored_) {
+    std::vector<uint32_t> counts(layer.gradient.counts.size());
+    layer.gradient = {};
+    layer.gradient.counts = std::move(counts);
+  }
+  for (SumSlot& slot : sum_slots_) slot.layer.reset();  // its uses are known still
+  begun_ = false;
+  order_.restart();
 }
 
 /// Of all weights in the device's memory.
@@ -63,28 +86,28 @@ const LayerTensor& Pager::checked_tensor(const std::string& name, uint64_t count
 }
 
 void Pager::load_weights(const fs::path& path) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
   require_all_released("loading weights");
   const ModelTensors tensors(path);
   check_model_tensors(layout_.model, tensors);
   settle("loading weights");
-  set_weights([&] {
+  set_weights(lock, [&] {
     overspill::load_weights(store_, tensors);
     thread_.reset({});
   });
 }
 
 void Pager::initialize_weights(uint64_t seed, double deviation) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
   if (!std::isfinite(deviation) || deviation < 0) {
     refuse(Misuse::bad_argument, "a deviation of {}: it is finite and not negative", deviation);
   }
   settle("initialising weights");
-  draw_weights(seed, deviation);
+  draw_weights(lock, seed, deviation);
 }
 
-void Pager::draw_weights(uint64_t seed, double deviation) {
-  set_weights([&] {
+void Pager::draw_weights(Lock& lock, uint64_t seed, double deviation) {
+  set_weights(lock, [&] {
     layout_.model.config.initializer_range = deviation;
     overspill::initialize_weights(store_, seed);
     thread_.reset({});
@@ -92,11 +115,11 @@ void Pager::draw_weights(uint64_t seed, double deviation) {
 }
 
 void Pager::write_tensor(const std::string& name, const TensorValues& values) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
   uint32_t layer = 0;
   const LayerTensor& tensor = checked_tensor(name, values.count, &layer);
   settle("writing a tensor");
-  if (!weights_set_) draw_weights(0, 0);  // pages hold more than this tensor
+  if (!weights_set_) draw_weights(lock, 0, 0);  // pages hold more than this tensor
   forget_weights();
   std::vector<float> floats(values.count);
   add_gradient(values.values, values.type, floats.data(), values.count, true);
@@ -139,6 +162,7 @@ void Pager::export_weights(const fs::path& directory, const std::string& config_
 void Pager::save_checkpoint(const CheckpointOptions& options, const std::string& config_json) {
   const Lock lock(mutex_);
   const nlohmann::json config = parse_config(config_json);
+  require_utf8(options.user_state);
   settle("saving a checkpoint");
   require_weights();
   forget_weights();
@@ -152,6 +176,7 @@ void Pager::save_checkpoint(const CheckpointOptions& options, const std::string&
       thread_.settle_moments();
       overspill::save_checkpoint(store_, thread_.position(), options, ranks_);
     } catch (...) {
+      if (ranks_.size() > 1) throw;  // the others may wait for this one
       save_error_ = std::current_exception();
     }
   };
@@ -177,19 +202,17 @@ void Pager::wait_checkpoint() {
 }
 
 void Pager::load_checkpoint(const fs::path& directory) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
   require_all_released("loading a checkpoint");
-  const fs::path latest = directory / "latest";
-  const bool named = fs::exists(fs::symlink_status(latest));
-  fs::path from = directory;
-  if (named) from = fs::canonical(latest);
+  const bool named = fs::exists(fs::symlink_status(directory / "latest"));
+  const fs::path from = named ? *latest_checkpoint(directory) : directory;
   settle("loading a checkpoint");
   std::optional<Checkpoint> checkpoint;
   thread_.run([&] {
     checkpoint = open_checkpoint(from, ranks_);
     check_model_tensors(layout_.model, ModelTensors(checkpoint->directory));
   });
-  set_weights([&] {
+  set_weights(lock, [&] {
     overspill::load_checkpoint(store_, *checkpoint);
     thread_.reset(checkpoint->position);
   });

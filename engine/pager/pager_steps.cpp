@@ -49,11 +49,7 @@ void Pager::step(const StepRates& rates, bool allow_missing) {
     refuse(Misuse::step_not_started, "the step has not begun: its learning rate is missing");
   }
   if (!in_backward()) check_rates(rates);
-  const auto idle = [&] {
-    return std::ranges::none_of(stored_, [](const StoredLayer& s) { return s.gradient.adding; });
-  };
-  sums_free_.wait(lock, idle);
-  require_running();
+  wait_for_adding(lock);
   std::vector<char> has_gradient(stored_.size());
   std::vector<uint32_t> incomplete;
   for (uint32_t l = 0; l < stored_.size(); ++l) {
@@ -71,6 +67,9 @@ void Pager::step(const StepRates& rates, bool allow_missing) {
     }
     if (some) incomplete.push_back(l);
   }
+  // Those in slots make room for those in pages.
+  std::ranges::stable_partition(
+      incomplete, [&](uint32_t l) { return stored_[l].gradient.sums == Gradient::Sums::slot; });
   for (const uint32_t l : incomplete) {
     begin_adding(lock, l, nullptr, [] {});
     finish_incomplete(lock, l);
@@ -87,6 +86,14 @@ void Pager::step(const StepRates& rates, bool allow_missing) {
   }
   order_.end_step();
   prefetch_next();
+}
+
+/// Until no thread adds to sums.
+void Pager::wait_for_adding(Lock& lock) {
+  sums_free_.wait(lock, [&] {
+    return std::ranges::none_of(stored_, [](const StoredLayer& s) { return s.gradient.adding; });
+  });
+  require_running();
 }
 
 std::optional<StepReport> Pager::poll_step() {

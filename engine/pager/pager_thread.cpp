@@ -78,6 +78,7 @@ void PagerThread::run(std::function<void()> task) {
     try {
       task();
     } catch (...) {
+      if (ranks_.size() > 1) throw;  // the others may wait for this one
       thrown = std::current_exception();
     }
   };
@@ -91,9 +92,22 @@ std::exception_ptr PagerThread::error() {
 }
 
 void PagerThread::stop(std::exception_ptr error) {
+  if (ranks_.size() > 1 && !told_.exchange(true)) error = tell_ranks(error);
   const std::lock_guard lock(mutex_);
   if (!error_) error_ = std::move(error);
   wake_.notify_one();
+}
+
+/// The others learn why this rank ends, and it learns whose failure was the first.
+std::exception_ptr PagerThread::tell_ranks(const std::exception_ptr& error) const {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& own) {
+    return std::make_exception_ptr(ranks_.cause(own));
+  } catch (const std::exception& own) {
+    ranks_.cause(Error(ErrorCode::internal, own.what()));
+  }
+  return error;
 }
 
 StepReport PagerThread::last_step() {
@@ -240,6 +254,7 @@ void PagerThread::decide(const PagerWork& work) {
   const StepDecision decision =
       decide_step(results.square_sum(), results.non_finite, options_.max_grad_norm, loss_scale_);
   ++position_.step;
+  const uint64_t updates_before = position_.updates;
   if (!decision.finite) {
     const bool undone = finished_.empty() || !in_backward() ||
                         !std::isfinite(results.gradient_squares[finished_.front()]);
@@ -277,8 +292,8 @@ void PagerThread::decide(const PagerWork& work) {
                 .gradient_norm = decision.grad_norm,
                 .clip_factor = decision.finite ? decision.clip_factor : 1,
                 .skipped = !decision.finite};
-  statistics_.steps = position_.step;
-  statistics_.updates = position_.updates;
+  ++statistics_.steps;
+  statistics_.updates += position_.updates - updates_before;
   statistics_.skipped += decision.finite ? 0 : 1;
 }
 
@@ -301,6 +316,7 @@ void PagerThread::reset(const TrainingPosition& position) {
   context_.gradient_squares.assign(layout_.model.layers.size(), 0.0);
   context_.non_finite = false;
   finished_.clear();
+  first_updates_.clear();
   non_finite_in_row_ = 0;
 }
 
@@ -308,7 +324,6 @@ void PagerThread::settle_moments() {
   if (position_.updates == 0) return;
   for (uint32_t l = 0; l < layout_.model.layers.size(); ++l) {
     if (moments_zero_[l] == 0) continue;
-    moments_zero_[l] = 0;
     for (uint32_t c = 0; c < layout_.chunk_count(l); ++c) {
       const PageId page = layout_.optimizer(l, c);
       const uint64_t kept = layout_.state(layout_.chunk(l, c)).remainder_bytes();
@@ -317,6 +332,7 @@ void PagerThread::settle_moments() {
       std::ranges::fill(state.subspan(kept), std::byte{0});
       store_.store(page);
     }
+    moments_zero_[l] = 0;
   }
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -111,6 +112,7 @@ class PagerThread {
     int64_t begin_ns;
   };
 
+  std::exception_ptr tell_ranks(const std::exception_ptr& error) const;
   void main();
   bool take(std::deque<PagerWork>& taken);
   void do_all(const std::deque<PagerWork>& taken);
@@ -151,6 +153,7 @@ class PagerThread {
   uint64_t added_ = 0, completed_ = 0;
   std::exception_ptr error_;
   bool closing_ = false, ended_ = false;
+  std::atomic<bool> told_{false};  ///< the other ranks of the error
   StepReport last_step_;
   PagerStatistics statistics_;
   bool tracing_ = false;

@@ -32,7 +32,8 @@ bool Pager::has_room(std::span<const uint32_t> stored, std::span<const uint32_t>
     kept += entry != nullptr && entry->holds == 0;
   }
   if (ring_.size() >= slot_layers_) spare = 0;  // every layer has a place of its own
-  return missing == 0 || missing + ring_.held() + kept + spare <= ring_.size();
+  if (missing == 0 && spare == 0) return true;
+  return missing + ring_.held() + kept + spare <= ring_.size();
 }
 
 void Pager::evict(WeightRing::Entry& victim) {
@@ -78,7 +79,7 @@ bool Pager::bring(std::span<const uint32_t> stored, std::span<const uint32_t> ke
   return true;
 }
 
-void Pager::acquire(uint32_t index, std::span<const void*> out) {
+void Pager::acquire(uint32_t index, std::span<const void*> out, void* stream) {
   Lock lock(mutex_);
   require_running();
   const RegisteredLayer& layer = checked_layer(index);
@@ -108,6 +109,7 @@ void Pager::acquire(uint32_t index, std::span<const void*> out) {
   uint64_t ready = 0;
   for (const uint32_t l : layer.stored) {
     if (stored_[l].holds++ == 0 && needs_slot(l)) ++ring_.find(l)->holds;
+    if (gpu_ != nullptr) stored_[l].streams.push_back(stream);
     ready = std::max(ready, stored_[l].ready);
   }
   acquired_[index] = true;
@@ -172,6 +174,12 @@ void Pager::prefetch(uint32_t index) {
   bring(wanted, {}, true);
 }
 
+/// Of a layer that is about to change, held or not.
+StreamPoints Pager::take_uses(uint32_t stored, MemoryUses& uses) {
+  for (void* const stream : stored_[stored].streams) end_use(uses, stream);
+  return uses.take();
+}
+
 /// A GPU that fails stops the engine.
 void Pager::end_use(MemoryUses& uses, void* stream) {
   try {
@@ -193,7 +201,8 @@ void Pager::release(uint32_t index, void* stream) {
   for (const uint32_t l : layer.stored) {
     WeightRing::Entry* const entry = needs_slot(l) ? ring_.find(l) : nullptr;
     end_use(entry != nullptr ? entry->uses : stored_[l].uses, stream);
-    if (--stored_[l].holds > 0 || entry == nullptr) continue;
+    if (--stored_[l].holds == 0) stored_[l].streams.clear();
+    if (stored_[l].holds > 0 || entry == nullptr) continue;
     --entry->holds;
     if (entry->stale) evict(*entry);
   }
@@ -206,13 +215,13 @@ void Pager::choose_place(uint32_t stored, PagerWork& work) {
   const bool present = entry != nullptr;
   if (layout_.compute_addresses(layout_.page(layout_.weight(stored, 0)))) {
     if (present) leave_stale(*entry);  // what other ranks have is updated as well
-    append(work.after, stored_[stored].uses.take());
+    append(work.after, take_uses(stored, stored_[stored].uses));
     return;
   }
   if (!present) entry = ring_.victim({});
   CHECK(entry != nullptr);
   work.place = {entry->slot, present};
-  append(work.after, entry->uses.take());
+  append(work.after, take_uses(stored, entry->uses));
   if (!present) evict(*entry);
   // On a host that shares the device's memory, what is there is updated in its place. Otherwise an
   // update does not leave all of the layer's new weights.

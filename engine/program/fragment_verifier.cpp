@@ -96,7 +96,7 @@ void FragmentVerifier::end_step(const std::vector<char>& pending) {
 
 void FragmentVerifier::forget() {
   for (const SlotId slot : layout_.weight_ring) contents_.forget(slot);
-  for (LayerState& layer : layers_) layer.pending = false;
+  for (LayerState& layer : layers_) layer = {.sums_slot = {}, .reduced = layer.reduced};
 }
 
 void FragmentVerifier::begin_part(const FragmentPart& part) {

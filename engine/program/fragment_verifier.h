@@ -46,7 +46,8 @@ class FragmentVerifier {
   /// A step has ended: by layer, whether an update by its gradient is pending.
   void end_step(const std::vector<char>& pending);
 
-  /// Weights, state and the ring were replaced from outside; no update is pending.
+  /// Weights, state and the ring were replaced from outside; no update is pending, and no gradient
+  /// has begun.
   void forget();
 
  private:

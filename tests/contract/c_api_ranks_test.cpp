@@ -83,6 +83,35 @@ TEST_F(CApiRanks, GiveTheNativeTrainersBits) {
   }
 }
 
+TEST_F(CApiRanks, AFailureOfOneEndsAllAndLeavesTheProcess) {
+  const fs::path out = root_ / "taken";
+  fs::create_directories(out / "latest");  // the first rank cannot make its link
+  const TrainConfig config = ranked_config(2);
+  std::array<std::string, 2> messages;
+  std::array<osp_status_t, 2> statuses{};
+  const std::string address = "127.0.0.1:" + std::to_string(free_port());
+  {
+    std::vector<std::jthread> threads;
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        osp_engine_options_t options = OSP_ENGINE_OPTIONS_INIT;
+        options.rank = rank;
+        options.world_size = 2;
+        options.master_address = address.c_str();
+        OtherTrainer trainer(config, Loop::layer_major, options);
+        OSP_REQUIRE(osp_checkpoint_save(trainer.engine, out.c_str(), nullptr));
+        statuses[rank] = osp_checkpoint_wait(trainer.engine);
+        messages[rank] = osp_last_error();
+        EXPECT_EQ(osp_acquire(trainer.engine, 0, nullptr, nullptr, 0), statuses[rank]);
+        std::this_thread::sleep_for(std::chrono::seconds(7));  // what it does then is its own
+      });
+    }
+  }
+  EXPECT_EQ(statuses[0], OSP_ERROR_IO) << messages[0];
+  EXPECT_EQ(statuses[1], OSP_ERROR_RANK_LOST) << messages[1];
+  EXPECT_NE(messages[1].find("latest"), std::string::npos) << messages[1];
+}
+
 TEST_F(CApiRanks, PagedSumsAreReducedMicroBatchByMicroBatch) {
   TrainConfig config = ranked_config(2, true);
   const FinishedRun one = run_fresh(ranked_config(1, true));

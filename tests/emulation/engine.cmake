@@ -20,7 +20,8 @@ function(overspill_link_engine_tests target)
   add_dependencies(${target} fake_cudart fake_cublaslt fake_cudnn fake_nccl)
 endfunction()
 
-add_library(overspill_emulated_suites OBJECT engine_fault_test.cpp c_api_gpu_test.cpp)
+add_library(overspill_emulated_suites OBJECT engine_fault_test.cpp c_api_gpu_test.cpp
+            c_api_gpu_fault_test.cpp)
 target_compile_definitions(overspill_emulated_suites PRIVATE
   OVERSPILL_SOURCE_DIR="${CMAKE_SOURCE_DIR}" OVERSPILL_BINARY="$<TARGET_FILE:overspill>")
 overspill_link_engine_tests(overspill_emulated_suites)

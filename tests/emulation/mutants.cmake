@@ -176,7 +176,8 @@ add_engine_mutant(sums_unordered engine/pager/memory_uses.cpp CApiGpu.GivesTheHo
   [=[  for (const Use& use : uses_) gpu->wait_on(stream, *use.end);
 ]=] "")
 add_engine_mutant(spilled_before_copied engine/pager/activation_store.cpp CApiGpu.Activations*
-  [=[  if (!at) return false;
-  wait_for(saved.copy.take());
-]=] [=[  if (!at) return false;
-]=])
+  [=[    wait_for(saved.copy.take());
+    channel_->write]=] [=[    channel_->write]=])
+add_engine_mutant(held_but_updated engine/pager/pager_use.cpp CApiGpu.AHeldLayer*
+  [=[  for (void* const stream : stored_[stored].streams) end_use(uses, stream);
+]=] "")

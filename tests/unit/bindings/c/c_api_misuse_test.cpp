@@ -156,6 +156,45 @@ TEST_F(CApiMisuse, FinalizingRefusesUnknownTiesAndSmallBudgets) {
   OSP_OK(osp_engine_destroy(engine));
 }
 
+TEST_F(CApiMisuse, WhatIsRefusedInFinalizingCanBeMended) {
+  osp_engine_t engine = nullptr;
+  OSP_OK(osp_engine_create("precision: float32", nullptr, &engine));
+  const uint64_t shape[1] = {4};
+  osp_tensor_t tied = OSP_TENSOR_INIT, owner = OSP_TENSOR_INIT;
+  tied.name = "tied";
+  owner.name = tied.tied_to = "owner";
+  tied.shape = owner.shape = shape;
+  tied.rank = owner.rank = 1;
+  tied.frozen = 1;
+  OSP_EXPECT(OSP_ERROR_INVALID_ARGUMENT, osp_layer_register(engine, "a", &tied, 1, nullptr));
+  tied.frozen = 0;
+  OSP_OK(osp_layer_register(engine, "a", &tied, 1, nullptr));
+  OSP_EXPECT(OSP_ERROR_INVALID_ARGUMENT, osp_finalize(engine, nullptr));
+  OSP_OK(osp_layer_register(engine, "b", &owner, 1, nullptr));
+  OSP_OK(osp_finalize(engine, nullptr));
+  OSP_OK(osp_engine_destroy(engine));
+}
+
+TEST_F(CApiMisuse, MoreLayersThanFitAreNotHeld) {
+  osp_engine_options_t options = OSP_ENGINE_OPTIONS_INIT;
+  osp_engine_t engine = make(configuration("", "  prefetch_depth: 1\n"), options);
+  step(engine, 1);
+  OSP_OK(osp_acquire(engine, 0, nullptr, nullptr, 0));
+  OSP_EXPECT(OSP_ERROR_NO_SLOT, osp_acquire(engine, 1, nullptr, nullptr, 0));  // is there already
+  for (uint32_t layer = 3; layer-- > 0;) submit(engine, layer, 2);  // an update needs a place
+  osp_step_options_t rates = OSP_STEP_OPTIONS_INIT;
+  OSP_OK(osp_step(engine, &rates));
+  OSP_OK(osp_release(engine, 0, nullptr));
+  OSP_OK(osp_engine_destroy(engine));
+
+  options.held_layers = UINT32_MAX;
+  engine = make(configuration(), options);
+  for (uint32_t layer = 0; layer < 3; ++layer) {
+    OSP_OK(osp_acquire(engine, layer, nullptr, nullptr, 0));
+  }
+  OSP_OK(osp_engine_destroy(engine));
+}
+
 /// Everything that can be done wrong between the calls of a step, each time refused by its name.
 void do_all_wrong(osp_engine_t engine, bool held) {
   float value = 0;

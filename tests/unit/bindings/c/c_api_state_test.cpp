@@ -2,6 +2,8 @@
 // bit.
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include <atomic>
 #include <cmath>
 #include <filesystem>
@@ -139,6 +141,61 @@ TEST_F(CApiState, ProgressMayEndWhatItIsToldOf) {
   OSP_EXPECT(OSP_ERROR_CANCELLED, osp_initialize_weights(engine, 1, 0.1));
   stop = false;
   OSP_OK(osp_initialize_weights(engine, 1, 0.1));
+  OSP_OK(osp_engine_destroy(engine));
+}
+
+TEST_F(CApiState, LoadingDropsAStepThatHasBegun) {
+  for (const bool in_backward : {false, true}) {
+    const std::string text = configuration("gradient_accumulation_steps: 2\nmax_grad_norm: 0\n",
+                                           in_backward ? "  update: in_backward\n" : "");
+    const std::string out = (root_ / (in_backward ? "in_backward" : "next_forward")).string();
+    std::vector<std::vector<float>> results;
+    for (const bool begun : {false, true}) {
+      const osp_engine_t engine = make(text);
+      if (!begun) {
+        OSP_OK(osp_checkpoint_save(engine, out.c_str(), nullptr));
+        OSP_OK(osp_checkpoint_wait(engine));
+      }
+      osp_step_options_t rates = OSP_STEP_OPTIONS_INIT;
+      rates.learning_rate = 1e-2;
+      if (begun) {
+        if (in_backward) {
+          OSP_OK(osp_step_begin(engine, &rates));
+        }
+        use(engine, 0);
+        for (const uint64_t key : {8, 9}) submit(engine, 1, key);  // all of this layer's
+        submit(engine, 0, 7);                                      // and a part of another's
+      }
+      OSP_OK(osp_checkpoint_load(engine, out.c_str()));
+      if (in_backward) {
+        OSP_OK(osp_step_begin(engine, &rates));
+      }
+      for (const uint64_t key : {1, 2}) {
+        for (uint32_t layer = 3; layer-- > 0;) submit(engine, layer, key);
+      }
+      OSP_OK(osp_step(engine, in_backward ? nullptr : &rates));
+      results.push_back(read_all(engine));
+      osp_statistics_t statistics = OSP_STATISTICS_INIT;
+      OSP_OK(osp_get_statistics(engine, &statistics));
+      EXPECT_EQ(statistics.steps, 1u);
+      OSP_OK(osp_engine_destroy(engine));
+    }
+    EXPECT_TRUE(results[0] == results[1]) << in_backward;
+  }
+}
+
+TEST_F(CApiState, WhatPathsDoNotAllowIsNamed) {
+  osp_engine_t engine = make(configuration());
+  std::ofstream(root_ / "file") << "x";
+  OSP_EXPECT(OSP_ERROR_IO, osp_export_weights(engine, (root_ / "file/out").c_str(), nullptr));
+  fs::create_directory(root_ / "dangling");
+  fs::create_symlink("checkpoint-7", root_ / "dangling/latest");
+  OSP_EXPECT(OSP_ERROR_NOT_FOUND, osp_checkpoint_load(engine, (root_ / "dangling").c_str()));
+  osp_checkpoint_options_t options = OSP_CHECKPOINT_OPTIONS_INIT;
+  options.user_state = "\xff\xfe";
+  const std::string out = (root_ / "out").string();
+  OSP_EXPECT(OSP_ERROR_INVALID_ARGUMENT, osp_checkpoint_save(engine, out.c_str(), &options));
+  EXPECT_FALSE(fs::exists(out));
   OSP_OK(osp_engine_destroy(engine));
 }
 

@@ -201,6 +201,28 @@ TEST_F(CApiUse, LayersThatAStepDoesNotAcquireAreUpdatedByTheirWholeGradient) {
   OSP_OK(osp_engine_destroy(submits));
 }
 
+TEST_F(CApiUse, WhatIsMissingIsCompletedThoughSlotsAreTaken) {
+  osp_engine_options_t options = OSP_ENGINE_OPTIONS_INIT;
+  options.loop = OSP_LOOP_LAYER_MAJOR;
+  osp_engine_t engine = make(configuration(), options);
+  const auto give = [&](uint32_t layer, uint32_t tensor) {
+    const std::vector<float> values = gradient(layer, small_layers()[layer][tensor].count());
+    return osp_submit_gradient(engine, layer, tensor, values.data(), OSP_FLOAT32, values.size(),
+                               nullptr);
+  };
+  OSP_OK(give(2, 1));  // the first layer's, a part
+  OSP_OK(give(2, 0));
+  OSP_OK(give(1, 0));  // a part
+  osp_step_options_t rates = OSP_STEP_OPTIONS_INIT;
+  rates.learning_rate = 1e-2;
+  rates.allow_missing = 1;
+  OSP_OK(osp_step(engine, &rates));
+  osp_step_result_t result = OSP_STEP_RESULT_INIT;
+  OSP_OK(osp_step_wait(engine, &result));
+  EXPECT_GT(result.gradient_norm, 0);
+  OSP_OK(osp_engine_destroy(engine));
+}
+
 TEST_F(CApiUse, ActivationsComeBackAsTheyWere) {
   osp_engine_options_t options = OSP_ENGINE_OPTIONS_INIT;
   options.activation_host_bytes = 64 << 10;

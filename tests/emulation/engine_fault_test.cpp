@@ -42,6 +42,14 @@ class GpuFault : public TrainingTest {
     }
     return Error(ErrorCode::internal, "the run came to its end");
   }
+  static Error error_of(const RankResult& rank) {
+    try {
+      if (rank.error) std::rethrow_exception(rank.error);
+    } catch (const Error& error) {
+      return error;
+    }
+    return Error(ErrorCode::internal, "the rank came to its end");
+  }
 };
 
 TEST_F(GpuFault, LostGpuIsNamed) {
@@ -133,6 +141,32 @@ TEST_F(GpuFault, LostRankEndsTheOthers) {
   }
   fail_rank(-1);
   expect_nothing_left();
+}
+
+/// Its groups' work lies on one stream, each behind the other's: every group must be given up.
+TEST_F(GpuFault, ADriveOfOneRankThatFailsEndsRanksOfTwoGroups) {
+  TrainConfig config = tiny_config();
+  config.gradient_accumulation_steps = 1;
+  config.max_steps = 100;
+  config.hybrid_shard = 2;
+  for (const uint64_t request : {60, 100, 150}) {
+    SCOPED_TRACE(request);
+    fs::remove_all(config.output_dir);
+    const auto ends = end_ranks(config, 4, [&](TrainConfig own, uint32_t rank) {
+      if (rank != 3) return own;
+      own.offload.io.wrap = [=](std::unique_ptr<AsyncIo> io) {
+        return make_faulty_io(std::move(io), {.fail_request = request});
+      };
+      return own;
+    });
+    for (uint32_t rank = 0; rank < ends.size(); ++rank) {
+      SCOPED_TRACE(rank);
+      const Error error = error_of(ends[rank]);
+      EXPECT_EQ(error.code(), rank == 3 ? ErrorCode::io : ErrorCode::rank_lost) << error.what();
+      EXPECT_TRUE(has(error.what(), "Input/output error after 3 tries"));
+    }
+    expect_nothing_left();
+  }
 }
 
 TEST_F(GpuFault, BackendsOfOtherDevicesAreRefused) {

@@ -50,6 +50,15 @@ constexpr std::string_view kMark = ".ranks-";
 
 uint64_t hash_of(const std::string& text) { return std::hash<std::string>()(text); }
 
+/// A GPU's PCI address, or nothing: CUDA's numbers differ between processes.
+using GpuAddress = std::array<char, 32>;
+
+GpuAddress address_of(const CudaGpu& gpu) {
+  GpuAddress address{};
+  gpu.pci.copy(address.data(), address.size() - 1);
+  return address;
+}
+
 std::string text_of(std::span<const uint32_t> numbers) {
   return fmt::format("{}", fmt::join(numbers, ","));
 }
@@ -73,6 +82,24 @@ void check_backend(const TrainConfig& config, bool on_gpu) {
     fail(ErrorCode::invalid_config,
          "collective_backend: gloo moves data between hosts' memories, and this run's device is a "
          "GPU; set it to nccl or auto, or offload.device to unified");
+  }
+}
+
+void require_own_gpus(const Ranks& ranks, std::optional<uint32_t> gpu) {
+  if (ranks.size() == 1) return;
+  const std::vector<GpuAddress> all =
+      ranks.gather(gpu ? address_of(cuda_devices().gpus.at(*gpu)) : GpuAddress{});
+  const auto& hosts = ranks.hosts();
+  for (uint32_t second = 1; second < ranks.size(); ++second) {
+    for (uint32_t first = 0; first < second; ++first) {
+      if (all[second][0] == '\0' || all[first] != all[second] || hosts[first] != hosts[second]) {
+        continue;
+      }
+      fail(ErrorCode::invalid_config,
+           "ranks {} and {} of one host have the same GPU, {}, and each rank needs one of its own; "
+           "let CUDA_VISIBLE_DEVICES show another one to each of them, or all to every rank",
+           first, second, all[first].data());
+    }
   }
 }
 

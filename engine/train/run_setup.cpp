@@ -225,10 +225,13 @@ TrainConfig with_chosen_device(TrainConfig config) {
   return config;
 }
 
-std::optional<uint32_t> chosen_gpu(const TrainConfig& config, const RankIdentity& rank) {
-  if (rank.ranks > 1) check_backend(config, config.offload.device == DeviceMode::cuda);
-  if (config.offload.device != DeviceMode::cuda) return std::nullopt;
-  return gpu_of_local_rank(rank.local_rank);
+std::optional<uint32_t> chosen_gpu(const TrainConfig& config, const Ranks& ranks) {
+  const bool on_gpu = config.offload.device == DeviceMode::cuda;
+  if (ranks.size() > 1) check_backend(config, on_gpu);
+  std::optional<uint32_t> gpu;
+  if (on_gpu) gpu = gpu_of_local_rank(ranks.identity().local_rank);
+  require_own_gpus(ranks, gpu);
+  return gpu;
 }
 
 std::unique_ptr<StateMath> make_state(const RunSetup& setup) {
@@ -267,7 +270,7 @@ RunSetup::RunSetup(const TrainConfig& c, const Ranks& ranks)
       cpus(process_cpus()),
       model(trained_model(c)),
       batch{c.micro_batch_size, c.sequence_len, has_documents(c)},
-      gpu(chosen_gpu(config, ranks.identity())),
+      gpu(chosen_gpu(config, ranks)),
       layers(make_layers(*this)),
       state(make_state(*this)),
       layout(plan_alike(

@@ -169,6 +169,22 @@ TEST_F(GpuFault, ADriveOfOneRankThatFailsEndsRanksOfTwoGroups) {
   }
 }
 
+TEST_F(GpuFault, RanksThatAreShownOneGpuAreRefused) {
+  const FakeCudaSettings one{.devices = 1};
+  fake<decltype(fake_cuda_configure)>(OVERSPILL_FAKE_CUDART, "fake_cuda_configure")(&one);
+  setenv("CUDA_VISIBLE_DEVICES", "3", 1);  // to all ranks of this process
+  const auto ends = end_ranks(tiny_config(), 2);
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  for (const RankResult& end : ends) {
+    const Error error = error_of(end);
+    // Found by each, or told by the one that was first.
+    EXPECT_TRUE(error.code() == ErrorCode::invalid_config || has(error.what(), "invalid_config: "));
+    EXPECT_TRUE(has(error.what(), "ranks 0 and 1 of one host have the same GPU, 0000:1a:00.0"));
+    EXPECT_TRUE(has(error.what(), "CUDA_VISIBLE_DEVICES"));
+  }
+  expect_nothing_left();
+}
+
 TEST_F(GpuFault, BackendsOfOtherDevicesAreRefused) {
   TrainConfig config = tiny_config();
   config.collective_backend = CollectiveBackend::gloo;

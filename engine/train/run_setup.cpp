@@ -19,6 +19,7 @@
 #include "engine/train/rank_setup.h"
 #include "offload/cuda_device.h"
 #include "offload/drive_locality.h"
+#include "offload/topology.h"
 
 namespace overspill {
 namespace {
@@ -26,9 +27,11 @@ namespace {
 /// Of a GPU's memory, where another program computes there as well.
 constexpr double kProgramsPart = 0.5;
 
+/// Its container's part, where that is limited.
 uint64_t machine_memory() {
-  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
-         static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
+  const uint64_t installed = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+                             static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
+  return std::min(installed, container_memory_bytes());
 }
 
 DType weight_type_of(const TrainConfig& config) {

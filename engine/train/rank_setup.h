@@ -44,7 +44,7 @@ class GpuGroups {
 void share_state(const TrainConfig& config, const RankIdentity& rank, PlanOptions& options);
 
 /// Divides CPUs among the ranks that may use the same: binds the calling thread, and those that it
-/// starts, to this rank's part, near its drives.
+/// starts, to this rank's part, near its GPU or its drives.
 CpuBinding bind_rank(const TrainConfig& config, const Ranks& ranks);
 
 /// Ranks of a host share directories, each with files of its own, but divide the block devices that

@@ -2,6 +2,7 @@
 #include "offload/rank_placement.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <tuple>
 
@@ -38,12 +39,12 @@ struct Seat {
   size_t gpu;     ///< index into Machine::gpus
 };
 
-/// The best next seat; see plan_ranks for the order of preference.
+/// The best next seat at one of some GPUs; see plan_ranks for the order of preference.
 Seat next_seat(const Machine& machine, const std::vector<NodeCores>& nodes,
-               const std::vector<Seat>& taken) {
+               const std::vector<size_t>& gpus, const std::vector<Seat>& taken) {
   using Cost = std::tuple<ptrdiff_t, uint32_t, double, int64_t>;
   std::optional<std::pair<Cost, Seat>> best;
-  for (size_t gpu = 0; gpu < machine.gpus.size(); ++gpu) {
+  for (const size_t gpu : gpus) {
     const ptrdiff_t users = std::ranges::count(taken, gpu, &Seat::gpu);
     for (const NodeCores& node : nodes) {
       const auto ranks =
@@ -66,10 +67,28 @@ Seat next_seat(const Machine& machine, const std::vector<NodeCores>& nodes,
   return best->second;
 }
 
+/// By rank, the indices of the GPUs that options.gpus names; none where the plan chooses.
+std::vector<size_t> given_gpus(const Machine& machine, const PlacementOptions& options) {
+  std::vector<size_t> given;
+  for (const std::string& pci : options.gpus) {
+    const auto gpu = std::ranges::find(machine.gpus, pci, &Gpu::pci);
+    if (gpu == machine.gpus.end()) return {};
+    given.push_back(static_cast<size_t>(gpu - machine.gpus.begin()));
+  }
+  CHECK(given.empty() || given.size() == options.ranks);
+  return given;
+}
+
 std::vector<Seat> seat_ranks(const Machine& machine, const PlacementOptions& options) {
   const std::vector<NodeCores> nodes = usable_cores(machine, options.allowed);
   std::vector<Seat> seats;
-  while (seats.size() < options.ranks) seats.push_back(next_seat(machine, nodes, seats));
+  for (const size_t gpu : given_gpus(machine, options)) {
+    seats.push_back(next_seat(machine, nodes, {gpu}, seats));
+  }
+  if (!seats.empty()) return seats;
+  std::vector<size_t> all(machine.gpus.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  while (seats.size() < options.ranks) seats.push_back(next_seat(machine, nodes, all, seats));
   std::ranges::sort(seats, {}, [](const Seat& seat) { return std::pair(seat.home, seat.gpu); });
   return seats;
 }

@@ -275,14 +275,6 @@ std::vector<Core> read_cores(const Topology& topology, const std::vector<NumaNod
   return cores;
 }
 
-/// What a container may use, cgroup version 2 or 1; UINT64_MAX without a limit.
-uint64_t container_memory_bytes() {
-  const std::string v2 = sys_text("/sys/fs/cgroup/memory.max");
-  const std::string text =
-      v2.empty() ? sys_text("/sys/fs/cgroup/memory/memory.limit_in_bytes") : v2;
-  return parse_number<uint64_t>(text).value_or(UINT64_MAX);
-}
-
 std::string read_cpu_model(const Topology& topology) {
   const hwloc_obj_t package = hwloc_get_obj_by_type(topology.get(), HWLOC_OBJ_PACKAGE, 0);
   const std::string model = package ? attribute(package, "CPUModel") : "";
@@ -356,6 +348,13 @@ std::vector<uint32_t> cpus_of_node(const Machine& machine, uint32_t node) {
     if (core.numa_node == node) cpus.insert(cpus.end(), core.cpus.begin(), core.cpus.end());
   }
   return cpus;
+}
+
+uint64_t container_memory_bytes() {
+  const std::string v2 = sys_text("/sys/fs/cgroup/memory.max");
+  const std::string text =
+      v2.empty() ? sys_text("/sys/fs/cgroup/memory/memory.limit_in_bytes") : v2;
+  return parse_number<uint64_t>(text).value_or(UINT64_MAX);
 }
 
 uint64_t memlock_limit_bytes() {

@@ -82,6 +82,9 @@ uint32_t node_distance(const Machine& machine, uint32_t from, uint32_t to);
 /// The hardware threads of a NUMA node; none when it has none, or when they are another host's.
 std::vector<uint32_t> cpus_of_node(const Machine& machine, uint32_t node);
 
+/// What this process's container may use, cgroup version 2 or 1; UINT64_MAX without a limit.
+uint64_t container_memory_bytes();
+
 /// RLIMIT_MEMLOCK in bytes (UINT64_MAX: unlimited).
 uint64_t memlock_limit_bytes();
 

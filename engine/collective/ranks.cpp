@@ -138,8 +138,11 @@ CollectiveGroup Ranks::group(const std::string& name, uint32_t first, uint32_t s
   return made;
 }
 
-Ranks::DataGroups::DataGroups(const Ranks& ranks, const Make& make)
-    : ranks_(ranks), groups_(ranks.groups()) {
+Ranks::DataGroups::DataGroups(const Ranks& ranks) : ranks_(ranks), groups_(ranks.groups()) {}
+
+/// The object is complete before its groups are made: when one fails, the destructor takes those
+/// before it off the run's list.
+Ranks::DataGroups::DataGroups(const Ranks& ranks, const Make& make) : DataGroups(ranks) {
   if (ranks.size() == 1) return;
   groups_.shard = add(ranks.shard_group("data-shard"), make);
   groups_.replicas = add(ranks.replicas_group("data-replicas"), make);

@@ -67,6 +67,7 @@ class Ranks {
     const RankGroups& groups() const { return groups_; }
 
    private:
+    explicit DataGroups(const Ranks& ranks);
     Collective* add(const CollectiveGroup& group, const Make& make);
     const Ranks& ranks_;
     RankGroups groups_;

@@ -22,6 +22,15 @@ int64_t now_ns() {
 Executor::Executor(PageStore& store, const StateMath& state, const Model* layers, LaneCpus cpus,
                    const RankGroups& ranks)
     : runner_(store, state, layers, ranks), cpus_(std::move(cpus)) {
+  try {
+    start_lanes();
+  } catch (...) {
+    end_lanes();  // those that have started
+    throw;
+  }
+}
+
+void Executor::start_lanes() {
   for (size_t i = 0; i < kLanes; ++i) {
     LaneThread& lane = lanes_[i];
     lane.stream = runner_.stream_of(static_cast<Lane>(i));
@@ -35,14 +44,16 @@ Executor::Executor(PageStore& store, const StateMath& state, const Model* layers
   }
 }
 
-Executor::~Executor() {
+Executor::~Executor() { end_lanes(); }
+
+void Executor::end_lanes() {
   {
     const std::lock_guard lock(start_mutex_);
     closing_ = true;
   }
   start_.notify_all();
   for (LaneThread& lane : lanes_) {
-    lane.thread.join();
+    if (lane.thread.joinable()) lane.thread.join();
     if (lane.finisher.joinable()) lane.finisher.join();
   }
 }

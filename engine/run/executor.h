@@ -54,6 +54,8 @@ class Executor {
   };
   using LaneWork = void (Executor::*)(LaneThread&);
 
+  void start_lanes();
+  void end_lanes();
   void lane_main(size_t lane, LaneWork work);
   void run_lane(LaneThread& lane);
   bool begin_next(const LaneThread& lane, size_t next);

@@ -96,7 +96,25 @@ Collective& OpRunner::group_of(const Op& op) const {
 
 void OpRunner::await(const Op& op, DeviceEvent& event) {
   if (op.lane != Lane::collective || on_host(op)) return event.synchronize();
-  group_of(op).await([&] { return event.done(); });
+  try {
+    group_of(op).await([&] { return event.done(); });
+  } catch (const Error& error) {
+    abort(error.what());
+    end_groups_on_stream();
+    throw;
+  }
+}
+
+/// A group's part on the stream ends with the thread that waits in it, and this one waits in no
+/// other any more: what a group has there would keep the stream, and all that follows on others.
+void OpRunner::end_groups_on_stream() {
+  for (Collective* group : {ranks_.shard, ranks_.replicas}) {
+    if (group == nullptr || !group->on_stream()) continue;
+    try {
+      group->await([] { return true; });
+    } catch (const Error&) {  // the reason is known: it has just been aborted
+    }
+  }
 }
 
 bool OpRunner::needs_results(const Op& op) const {

@@ -64,6 +64,7 @@ class OpRunner {
   void advance_moments(const Op& op, const StepContext& context);
   void run_agree(const Op& op, StepContext& context);
   Collective& group_of(const Op& op) const;
+  void end_groups_on_stream();
   void run_all_gather(std::span<const Access> accesses);
   void run_export(std::span<const Access> accesses, const Op& op);
   void finish_loss(const Op& op, StepContext& context);

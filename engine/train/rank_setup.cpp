@@ -24,6 +24,7 @@ namespace fs = std::filesystem;
 /// This rank among those that have the same, on its host.
 struct Turn {
   uint32_t index = 0, count = 0;
+  std::vector<uint32_t> ranks{};  ///< their numbers in the run
 };
 
 /// `own` is what ranks of this host may have in common.
@@ -36,6 +37,7 @@ Turn turn_among(const T& own, const Ranks& ranks) {
     if (!same) continue;
     turn.index += other < ranks.rank();
     ++turn.count;
+    turn.ranks.push_back(other);
   }
   return turn;
 }
@@ -49,6 +51,25 @@ bool is_device(const fs::path& path) {
 constexpr std::string_view kMark = ".ranks-";
 
 uint64_t hash_of(const std::string& text) { return std::hash<std::string>()(text); }
+
+/// A GPU's PCI address, or nothing: CUDA's numbers differ between processes.
+using GpuAddress = std::array<char, 32>;
+
+GpuAddress address_of(const CudaGpu& gpu) {
+  GpuAddress address{};
+  gpu.pci.copy(address.data(), address.size() - 1);
+  return address;
+}
+
+/// Of the GPU that gpu_of_local_rank() will give the rank; nothing where that refuses, or where the
+/// host computes.
+GpuAddress expected_gpu(const TrainConfig& config, const RankIdentity& rank) {
+  const DeviceMode device = config.offload.device;
+  if (device != DeviceMode::automatic && device != DeviceMode::cuda) return {};
+  const std::vector<CudaGpu> gpus = cuda_devices().gpus;
+  if (rank.local_rank < gpus.size()) return address_of(gpus[rank.local_rank]);
+  return gpus.size() == 1 ? address_of(gpus[0]) : GpuAddress{};
+}
 
 std::string text_of(std::span<const uint32_t> numbers) {
   return fmt::format("{}", fmt::join(numbers, ","));
@@ -73,6 +94,24 @@ void check_backend(const TrainConfig& config, bool on_gpu) {
     fail(ErrorCode::invalid_config,
          "collective_backend: gloo moves data between hosts' memories, and this run's device is a "
          "GPU; set it to nccl or auto, or offload.device to unified");
+  }
+}
+
+void require_own_gpus(const Ranks& ranks, std::optional<uint32_t> gpu) {
+  if (ranks.size() == 1) return;
+  const std::vector<GpuAddress> all =
+      ranks.gather(gpu ? address_of(cuda_devices().gpus.at(*gpu)) : GpuAddress{});
+  const auto& hosts = ranks.hosts();
+  for (uint32_t second = 1; second < ranks.size(); ++second) {
+    for (uint32_t first = 0; first < second; ++first) {
+      if (all[second][0] == '\0' || all[first] != all[second] || hosts[first] != hosts[second]) {
+        continue;
+      }
+      fail(ErrorCode::invalid_config,
+           "ranks {} and {} of one host have the same GPU, {}, and each rank needs one of its own; "
+           "let CUDA_VISIBLE_DEVICES show another one to each of them, or all to every rank",
+           first, second, all[first].data());
+    }
   }
 }
 
@@ -131,6 +170,7 @@ void share_state(const TrainConfig& config, const RankIdentity& rank, PlanOption
 CpuBinding bind_rank(const TrainConfig& config, const Ranks& ranks) {
   const std::vector<uint32_t> allowed = allowed_cpus();
   const Turn turn = turn_among(hash_of(text_of(allowed)), ranks);
+  const std::vector<GpuAddress> gpus = ranks.gather(expected_gpu(config, ranks.identity()));
   const Machine machine = turn.count > 1 ? read_machine() : Machine();
   if (turn.count == 1 || !machine.is_this_system) return CpuBinding({});
   if (allowed.size() < turn.count) {
@@ -140,13 +180,14 @@ CpuBinding bind_rank(const TrainConfig& config, const Ranks& ranks) {
     }
     return CpuBinding({});
   }
-  PlacementOptions options{.ranks = turn.count, .allowed = allowed, .drives = {}};
+  PlacementOptions options{.ranks = turn.count, .allowed = allowed, .drives = {}, .gpus = {}};
   for (const fs::path& path : config.offload.nvme_paths) {
     const std::string drive = drive_of(path);
     // A file system may lie on what is near no core: a loop device, a network.
     if (std::ranges::count(machine.drives, drive, &Drive::name) == 0) continue;
     options.drives.push_back(drive);
   }
+  for (const uint32_t rank : turn.ranks) options.gpus.emplace_back(gpus[rank].data());
   const RankPlacement placement = plan_ranks(machine, options);
   std::vector<uint32_t> cpus;
   for (const PlacedCores& cores : placement.ranks[turn.index].cores) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,10 @@ Ranks::Options ranks_options(const TrainConfig& config);
 
 /// Throws Error(invalid_config) for a backend that this run's device has not.
 void check_backend(const TrainConfig& config, bool on_gpu);
+
+/// Throws Error(invalid_config) on all ranks when two of a host have the same GPU. All call it,
+/// also one whose device is the host.
+void require_own_gpus(const Ranks& ranks, std::optional<uint32_t> gpu);
 
 /// Memory of a GPU that its rank's groups need.
 uint64_t gpu_staging_bytes(const TrainConfig& config, const RankIdentity& rank);
@@ -39,7 +44,7 @@ class GpuGroups {
 void share_state(const TrainConfig& config, const RankIdentity& rank, PlanOptions& options);
 
 /// Divides CPUs among the ranks that may use the same: binds the calling thread, and those that it
-/// starts, to this rank's part, near its drives.
+/// starts, to this rank's part, near its GPU or its drives.
 CpuBinding bind_rank(const TrainConfig& config, const Ranks& ranks);
 
 /// Ranks of a host share directories, each with files of its own, but divide the block devices that

@@ -19,6 +19,7 @@
 #include "engine/train/rank_setup.h"
 #include "offload/cuda_device.h"
 #include "offload/drive_locality.h"
+#include "offload/topology.h"
 
 namespace overspill {
 namespace {
@@ -26,9 +27,11 @@ namespace {
 /// Of a GPU's memory, where another program computes there as well.
 constexpr double kProgramsPart = 0.5;
 
+/// Its container's part, where that is limited.
 uint64_t machine_memory() {
-  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
-         static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
+  const uint64_t installed = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+                             static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
+  return std::min(installed, container_memory_bytes());
 }
 
 DType weight_type_of(const TrainConfig& config) {
@@ -225,10 +228,13 @@ TrainConfig with_chosen_device(TrainConfig config) {
   return config;
 }
 
-std::optional<uint32_t> chosen_gpu(const TrainConfig& config, const RankIdentity& rank) {
-  if (rank.ranks > 1) check_backend(config, config.offload.device == DeviceMode::cuda);
-  if (config.offload.device != DeviceMode::cuda) return std::nullopt;
-  return gpu_of_local_rank(rank.local_rank);
+std::optional<uint32_t> chosen_gpu(const TrainConfig& config, const Ranks& ranks) {
+  const bool on_gpu = config.offload.device == DeviceMode::cuda;
+  if (ranks.size() > 1) check_backend(config, on_gpu);
+  std::optional<uint32_t> gpu;
+  if (on_gpu) gpu = gpu_of_local_rank(ranks.identity().local_rank);
+  require_own_gpus(ranks, gpu);
+  return gpu;
 }
 
 std::unique_ptr<StateMath> make_state(const RunSetup& setup) {
@@ -267,7 +273,7 @@ RunSetup::RunSetup(const TrainConfig& c, const Ranks& ranks)
       cpus(process_cpus()),
       model(trained_model(c)),
       batch{c.micro_batch_size, c.sequence_len, has_documents(c)},
-      gpu(chosen_gpu(config, ranks.identity())),
+      gpu(chosen_gpu(config, ranks)),
       layers(make_layers(*this)),
       state(make_state(*this)),
       layout(plan_alike(

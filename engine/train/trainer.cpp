@@ -223,7 +223,8 @@ Trainer::StepOutcome Trainer::train_step() {
 void Trainer::decide_update(StepOutcome& outcome, const StepResults& step) {
   const TrainConfig& config = setup_.config;
   const double squares = step.square_sum();
-  outcome.loss = step.loss_sum() / trained_tokens(step.losses.size());
+  const double trained = trained_tokens(step.losses.size());
+  outcome.loss = trained > 0 ? step.loss_sum() / trained : 0;
   const StepDecision decision = decide_step(squares, step.non_finite, config.max_grad_norm);
   outcome.grad_norm = decision.grad_norm;
   if (outcome.trained_tokens == 0u) {
@@ -279,7 +280,8 @@ void Trainer::flush() {
   pending_.reset();
 }
 
-double Trainer::evaluate() {
+/// Nothing where the evaluated sequences have no trained token.
+std::optional<double> Trainer::evaluate() {
   flush();
   const uint32_t per_batch = setup_.config.micro_batch_size, ranks = ranks_.size();
   const uint64_t wanted = std::min<uint64_t>(setup_.config.eval_sequences, eval_data_->size());
@@ -298,17 +300,25 @@ double Trainer::evaluate() {
       loss += results.losses[i];
     }
   }
-  return loss / trained;
+  return trained > 0 ? std::optional(loss / trained) : std::nullopt;
 }
 
 void Trainer::evaluate_and_log() {
-  const double loss = evaluate();
-  if (!report_.evaluated) report_.first_eval_loss = loss;
+  const std::optional<double> loss = evaluate();
+  if (!loss) {
+    if (!ranks_.first()) return;
+    log_warning(
+        "step {}: no eval_loss: no token of the evaluated sequences counts, by their loss masks; "
+        "raise eval_sequences (now {}), or give another evaluation dataset",
+        position_.step, setup_.config.eval_sequences);
+    return;
+  }
+  if (!report_.evaluated) report_.first_eval_loss = *loss;
   report_.evaluated = true;
-  report_.last_eval_loss = loss;
+  report_.last_eval_loss = *loss;
   if (!ranks_.first()) return;
-  metrics_->write({{"step", position_.step}, {"eval_loss", loss}});
-  progress_->note(fmt::format("step {}  eval_loss {:.4f}", position_.step, loss));
+  metrics_->write({{"step", position_.step}, {"eval_loss", *loss}});
+  progress_->note(fmt::format("step {}  eval_loss {:.4f}", position_.step, *loss));
 }
 
 void Trainer::save() {

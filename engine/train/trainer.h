@@ -73,7 +73,7 @@ class Trainer {
   Trace execute(const Program& program, StepContext& context);
   /// Applies the pending update, if any, so that the pages are those after `position_.step` steps.
   void flush();
-  double evaluate();
+  std::optional<double> evaluate();
   void evaluate_and_log();
   void save();
   void log_step(const StepOutcome& outcome);

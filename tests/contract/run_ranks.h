@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <exception>
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -52,8 +53,12 @@ inline void rethrow_cause(const std::vector<RankResult>& results) {
   if (consequence) std::rethrow_exception(consequence);
 }
 
-/// Throws what the first rank to fail threw.
-inline std::vector<RankResult> run_ranks(const TrainConfig& config, uint32_t ranks) {
+/// A rank's own configuration, made of the one that all have.
+using OwnConfig = std::function<TrainConfig(TrainConfig config, uint32_t rank)>;
+
+/// What each rank leaves, its error included.
+inline std::vector<RankResult> end_ranks(const TrainConfig& config, uint32_t ranks,
+                                         const OwnConfig& own = {}) {
   std::vector<RankResult> results(ranks);
   const uint16_t port = free_port();
   testing::internal::CaptureStdout();
@@ -67,7 +72,7 @@ inline std::vector<RankResult> run_ranks(const TrainConfig& config, uint32_t ran
         identity.master_port = port;
         identity.token = "test";
         try {
-          run_rank(config, identity, results[rank]);
+          run_rank(own ? own(config, rank) : config, identity, results[rank]);
         } catch (...) {
           results[rank].error = std::current_exception();
         }
@@ -75,6 +80,12 @@ inline std::vector<RankResult> run_ranks(const TrainConfig& config, uint32_t ran
     }
   }
   testing::internal::GetCapturedStdout();
+  return results;
+}
+
+/// Throws what the first rank to fail threw.
+inline std::vector<RankResult> run_ranks(const TrainConfig& config, uint32_t ranks) {
+  std::vector<RankResult> results = end_ranks(config, ranks);
   rethrow_cause(results);
   return results;
 }

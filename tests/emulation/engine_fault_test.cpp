@@ -42,6 +42,14 @@ class GpuFault : public TrainingTest {
     }
     return Error(ErrorCode::internal, "the run came to its end");
   }
+  static Error error_of(const RankResult& rank) {
+    try {
+      if (rank.error) std::rethrow_exception(rank.error);
+    } catch (const Error& error) {
+      return error;
+    }
+    return Error(ErrorCode::internal, "the rank came to its end");
+  }
 };
 
 TEST_F(GpuFault, LostGpuIsNamed) {
@@ -69,13 +77,21 @@ TEST_F(GpuFault, FailedCallSaysWhatWasBeingDone) {
   constexpr int kNotSupported = 801;
   const auto fail_call =
       fake<decltype(fake_cuda_fail_call)>(OVERSPILL_FAKE_CUDART, "fake_cuda_fail_call");
-  const std::vector<std::pair<const char*, const char*>> calls = {
-      {"cudaMalloc", "allocate"},       {"cudaHostRegister", "pin"},
-      {"cudaMemcpyAsync", "copy"},      {"cudaEventRecord", "record an event"},
-      {"cudaStreamWaitEvent", "event"}, {"cudaEventSynchronize", "before an event"}};
-  for (const auto& [call, doing] : calls) {
+  struct Call {
+    const char *name, *doing;
+    int skip = 0;
+  };
+  const std::vector<Call> calls = {
+      {"cudaMalloc", "allocate"},
+      {"cudaHostRegister", "pin"},
+      {"cudaMemcpyAsync", "copy", 9},
+      {"cudaEventCreateWithFlags", "create an event", 9},  // while the executor starts its lanes
+      {"cudaEventRecord", "record an event"},
+      {"cudaStreamWaitEvent", "event"},
+      {"cudaEventSynchronize", "before an event"}};
+  for (const auto& [call, doing, skip] : calls) {
     SCOPED_TRACE(call);
-    fail_call(call, kNotSupported, std::string(call) == "cudaMemcpyAsync" ? 9 : 0);
+    fail_call(call, kNotSupported, skip);
     const Error error = error_of(tiny_config());
     EXPECT_EQ(error.code(), ErrorCode::io) << error.what();
     EXPECT_TRUE(has(error.what(), doing));
@@ -132,6 +148,48 @@ TEST_F(GpuFault, LostRankEndsTheOthers) {
     EXPECT_EQ(error.code(), ErrorCode::rank_lost) << error.what();
   }
   fail_rank(-1);
+  expect_nothing_left();
+}
+
+/// Its groups' work lies on one stream, each behind the other's: every group must be given up.
+TEST_F(GpuFault, ADriveOfOneRankThatFailsEndsRanksOfTwoGroups) {
+  TrainConfig config = tiny_config();
+  config.gradient_accumulation_steps = 1;
+  config.max_steps = 100;
+  config.hybrid_shard = 2;
+  for (const uint64_t request : {60, 100, 150}) {
+    SCOPED_TRACE(request);
+    fs::remove_all(config.output_dir);
+    const auto ends = end_ranks(config, 4, [&](TrainConfig own, uint32_t rank) {
+      if (rank != 3) return own;
+      own.offload.io.wrap = [=](std::unique_ptr<AsyncIo> io) {
+        return make_faulty_io(std::move(io), {.fail_request = request});
+      };
+      return own;
+    });
+    for (uint32_t rank = 0; rank < ends.size(); ++rank) {
+      SCOPED_TRACE(rank);
+      const Error error = error_of(ends[rank]);
+      EXPECT_EQ(error.code(), rank == 3 ? ErrorCode::io : ErrorCode::rank_lost) << error.what();
+      EXPECT_TRUE(has(error.what(), "Input/output error after 3 tries"));
+    }
+    expect_nothing_left();
+  }
+}
+
+TEST_F(GpuFault, RanksThatAreShownOneGpuAreRefused) {
+  const FakeCudaSettings one{.devices = 1};
+  fake<decltype(fake_cuda_configure)>(OVERSPILL_FAKE_CUDART, "fake_cuda_configure")(&one);
+  setenv("CUDA_VISIBLE_DEVICES", "3", 1);  // to all ranks of this process
+  const auto ends = end_ranks(tiny_config(), 2);
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  for (const RankResult& end : ends) {
+    const Error error = error_of(end);
+    // Found by each, or told by the one that was first.
+    EXPECT_TRUE(error.code() == ErrorCode::invalid_config || has(error.what(), "invalid_config: "));
+    EXPECT_TRUE(has(error.what(), "ranks 0 and 1 of one host have the same GPU, 0000:1a:00.0"));
+    EXPECT_TRUE(has(error.what(), "CUDA_VISIBLE_DEVICES"));
+  }
   expect_nothing_left();
 }
 

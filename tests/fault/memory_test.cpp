@@ -1,4 +1,5 @@
-// Peak resident memory of the real command stays within its budgets, whatever the model's state.
+// Peak resident memory of the real command stays within its budgets, whatever the model's state;
+// budgets that nobody gives stay within the container's limit.
 #include <gtest/gtest.h>
 
 #include "tests/fault/training_fixture.h"
@@ -59,6 +60,27 @@ TEST_F(MemoryBudget, PeakResidentMemoryStaysWithinBudgets) {
       EXPECT_LE(peak, floor + device_memory + host_memory + 16 * kMiB);
     }
   }
+}
+
+TEST_F(MemoryBudget, ThatTheConfigurationLeavesOpenIsAThirdOfAContainersLimit) {
+  const std::string limits = root_ / "limits";
+  fs::create_directory(limits);
+  put_file(root_ / "limits" / "memory.max", std::to_string(768 * kMiB) + "\n");
+  const std::string mount = "mount --bind " + limits + " /sys/fs/cgroup";
+  if (!shell("unshare -m " + mount)) GTEST_SKIP() << "no permission to mount";
+  std::string yaml = bytes_of_file(root_ / "train.yaml");
+  for (const std::string line : {"  device_memory: 64MiB\n", "  host_memory: 64MiB\n"}) {
+    yaml.erase(yaml.find(line), line.size());
+  }
+  put_file(root_ / "train.yaml", yaml);
+  Child train(root_,
+              {"-m", "sh", "-c", mount + " && exec \"$@\"", "sh", OVERSPILL_BINARY, "train",
+               root_ / "train.yaml", "--set", "offload.device=discrete"},
+              {.cpus = {}, .program = "unshare"});
+  const Child::Result result = train.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(has(result.err, " of 256.00 MiB, host ")) << result.err;
+  EXPECT_TRUE(has(result.err, " of 256.00 MiB, nvme ")) << result.err;
 }
 
 }  // namespace

@@ -15,7 +15,8 @@ namespace overspill {
 namespace {
 
 RankPlacement plan(const Machine& machine, uint32_t ranks, std::vector<std::string> drives = {}) {
-  return plan_ranks(machine, {.ranks = ranks, .allowed = {}, .drives = std::move(drives)});
+  return plan_ranks(machine,
+                    {.ranks = ranks, .allowed = {}, .drives = std::move(drives), .gpus = {}});
 }
 
 Machine epyc_9005(unsigned gpus_on_first = 2) {
@@ -148,6 +149,33 @@ TEST(RankPlacement, FewerRanksThanGpusSpreadOverTheSockets) {
   const RankPlacement placement = plan(epyc_9005(), 2);
   EXPECT_EQ(placement.ranks[0].gpu->name, "0000:01:00.0");
   EXPECT_EQ(placement.ranks[1].gpu->name, "0000:a1:00.0");
+}
+
+TEST(RankPlacement, CoresFollowTheGpusThatRanksHaveAlready) {
+  const Machine machine = epyc_9005();
+  const auto near = [&](std::vector<size_t> indices) {
+    PlacementOptions options{.ranks = static_cast<uint32_t>(indices.size())};
+    for (const size_t index : indices) options.gpus.push_back(machine.gpus[index].pci);
+    const RankPlacement placement = plan_ranks(machine, options);
+    expect_sound(machine, placement);
+    for (size_t rank = 0; rank < indices.size(); ++rank) {
+      EXPECT_EQ(placement.ranks[rank].gpu->name, options.gpus[rank]);
+      EXPECT_EQ(static_cast<int>(placement.ranks[rank].cores[0].cpus.numa_node),
+                machine.gpus[indices[rank]].numa_node);
+    }
+  };
+  near({0, 1});        // CUDA's first two, on one socket
+  near({3, 0, 2, 1});  // in an order of CUDA's own
+}
+
+TEST(RankPlacement, GpusThatTheMachineDoesNotListAreChosen) {
+  const RankPlacement chosen = plan(epyc_9005(), 2);
+  const RankPlacement unknown = plan_ranks(
+      epyc_9005(),
+      {.ranks = 2, .allowed = {}, .drives = {}, .gpus = {"0000:01:00.0", "0000:fe:00.0"}});
+  for (size_t rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(unknown.ranks[rank].gpu->name, chosen.ranks[rank].gpu->name);
+  }
 }
 
 TEST(RankPlacement, OneRankHasTheWholeMachineAndAllDrives) {

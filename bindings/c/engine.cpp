@@ -165,6 +165,7 @@ Engine::Engine(const char* configuration, const osp_engine_options_t& given)
   meeting.last_resort = false;
   ranks = std::make_unique<Ranks>(identity, meeting);
   if (on_gpu) gpu = number ? *number : gpu_of_local_rank(ranks->identity().local_rank);
+  require_own_gpus(*ranks, gpu);
   blocks = std::make_unique<HostBlocks>(gpu);
 }
 

@@ -2,11 +2,10 @@
 // bit.
 #include <gtest/gtest.h>
 
-#include <fstream>
-
 #include <atomic>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 
 #include "tests/unit/bindings/c/small_engine.h"
 

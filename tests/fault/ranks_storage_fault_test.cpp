@@ -138,8 +138,8 @@ class RanksNonFinite : public RanksStorageFault {
 };
 
 TEST_F(RanksNonFinite, AllSkipTheSameUpdate) {
-  std::optional<Outcome> first;
   for (const int stage : {0, 3}) {
+    std::optional<Outcome> first;  // of the stage, whose parts the norm adds up in their order
     for (const char* update : {"next_forward", "in_backward"}) {
       const std::string output = fmt::format("{}-{}", stage, update);
       SCOPED_TRACE(output);

@@ -176,23 +176,44 @@ TEST_F(CApiMisuse, WhatIsRefusedInFinalizingCanBeMended) {
 }
 
 TEST_F(CApiMisuse, MoreLayersThanFitAreNotHeld) {
-  osp_engine_options_t options = OSP_ENGINE_OPTIONS_INIT;
-  osp_engine_t engine = make(configuration("", "  prefetch_depth: 1\n"), options);
-  step(engine, 1);
-  OSP_OK(osp_acquire(engine, 0, nullptr, nullptr, 0));
-  OSP_EXPECT(OSP_ERROR_NO_SLOT, osp_acquire(engine, 1, nullptr, nullptr, 0));  // is there already
-  for (uint32_t layer = 3; layer-- > 0;) submit(engine, layer, 2);  // an update needs a place
-  osp_step_options_t rates = OSP_STEP_OPTIONS_INIT;
-  OSP_OK(osp_step(engine, &rates));
-  OSP_OK(osp_release(engine, 0, nullptr));
-  OSP_OK(osp_engine_destroy(engine));
-
-  options.held_layers = UINT32_MAX;
-  engine = make(configuration(), options);
-  for (uint32_t layer = 0; layer < 3; ++layer) {
-    OSP_OK(osp_acquire(engine, layer, nullptr, nullptr, 0));
+  constexpr uint32_t kLayers = 5;
+  constexpr uint64_t kCount = 64;
+  const std::vector<std::string> names = {"a", "b", "c", "d", "e"};
+  const std::vector<float> ones(kCount, 1);
+  for (const uint32_t held : {1u, UINT32_MAX}) {
+    osp_engine_options_t options = OSP_ENGINE_OPTIONS_INIT;
+    options.held_layers = held;
+    osp_engine_t engine = nullptr;
+    OSP_OK(
+        osp_engine_create(configuration("", "  prefetch_depth: 1\n").c_str(), &options, &engine));
+    for (const std::string& name : names) {
+      osp_tensor_t tensor = OSP_TENSOR_INIT;
+      tensor.name = name.c_str();
+      tensor.shape = &kCount;
+      tensor.rank = 1;
+      OSP_OK(osp_layer_register(engine, name.c_str(), &tensor, 1, nullptr));
+    }
+    OSP_OK(osp_finalize(engine, nullptr));
+    OSP_OK(osp_initialize_weights(engine, 1, 0.1));
+    osp_step_options_t rates = OSP_STEP_OPTIONS_INIT;
+    rates.learning_rate = 1e-2;
+    for (int step = 0; step < 2; ++step) {
+      OSP_OK(osp_acquire(engine, 0, nullptr, nullptr, 0));
+      for (uint32_t layer = 1; layer < kLayers; ++layer) {  // the first one is there, prefetched
+        OSP_EXPECT(held == 1 ? OSP_ERROR_NO_SLOT : OSP_SUCCESS,
+                   osp_acquire(engine, layer, nullptr, nullptr, 0));
+      }
+      for (uint32_t layer = kLayers; layer-- > 0;) {  // an update needs a place
+        OSP_OK(osp_submit_gradient(engine, layer, 0, ones.data(), OSP_FLOAT32, kCount, nullptr));
+      }
+      OSP_OK(osp_step(engine, &rates));
+      OSP_OK(osp_release(engine, 0, nullptr));
+      for (uint32_t layer = 1; held != 1 && layer < kLayers; ++layer) {
+        OSP_OK(osp_release(engine, layer, nullptr));
+      }
+    }
+    OSP_OK(osp_engine_destroy(engine));
   }
-  OSP_OK(osp_engine_destroy(engine));
 }
 
 /// Everything that can be done wrong between the calls of a step, each time refused by its name.

@@ -33,8 +33,8 @@ def _saving(pager: Pager) -> saved_tensors_hooks:
     )
 
 
-class _Forward:
-    """One call of a module, between its two hooks."""
+class Forward:
+    """One call of a module, between its two hooks, or any other use of weights while it lasts."""
 
     def __init__(self, pager: Pager, layers: list[Layer]) -> None:
         self._pager = pager
@@ -79,10 +79,10 @@ def _nodes_of(output: Any) -> list[torch.autograd.graph.Node]:
 
 def hook_forward(group: Group, layers: list[Layer], pager: Pager) -> None:
     """Holds `layers` while the group's module computes, in recomputation as well."""
-    calls: list[_Forward] = []  # a module that calls itself has several
+    calls: list[Forward] = []  # a module that calls itself has several
 
     def begin(*_: Any) -> None:
-        calls.append(_Forward(pager, layers))
+        calls.append(Forward(pager, layers))
 
     def end(_: nn.Module, __: Any, output: Any) -> None:
         if not calls:

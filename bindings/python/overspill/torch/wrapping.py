@@ -17,7 +17,7 @@ from ..units import parse_bytes
 from .devices import engine_device, find_device, move_buffers
 from .grad_scaler import ignore_warning
 from .groups import Group, find_groups, is_inside
-from .hooks import hook_activations, hook_forward, hook_gradient, hook_state_dict
+from .hooks import Forward, hook_activations, hook_forward, hook_gradient, hook_state_dict
 from .meta import is_meta, make_meta_buffers, replace_meta_parameters
 from .optimizer import Optimizer
 from .pager import WINDOW_LAYERS, Layer, ManagedParameter, Pager
@@ -251,7 +251,8 @@ def wrap(
 @contextmanager
 def hold(model: nn.Module, *modules: nn.Module) -> Iterator[None]:
     """Holds the layers of modules, or of their parameters, outside of their own forward: to look at
-    weights, or for a function that uses them directly. As many as slots allow."""
+    weights, or for a function that uses them directly. As many as slots allow. A backward of what
+    was computed inside may come after it."""
     pager: Pager = model.overspill_pager  # type: ignore[assignment]
     numbers: dict[int, None] = {}
     for module in modules:
@@ -259,12 +260,8 @@ def hold(model: nn.Module, *modules: nn.Module) -> Iterator[None]:
             managed = pager.managed(parameter)
             if managed is not None:
                 numbers[managed.layer] = None
-    held: list[Layer] = []
+    forward = Forward(pager, [pager.layers[number] for number in numbers])
     try:
-        for number in numbers:
-            pager.hold(pager.layers[number])
-            held.append(pager.layers[number])
         yield
     finally:
-        for layer in reversed(held):
-            pager.release(layer)
+        forward.end()

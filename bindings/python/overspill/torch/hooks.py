@@ -42,6 +42,7 @@ class Forward:
         self._saved: saved_tensors_hooks | None = None
         self._cache_enabled = torch.is_autocast_cache_enabled()
         try:
+            pager.leave_backward()
             for layer in layers:
                 pager.hold(layer)
                 self._held.append(layer)
@@ -147,6 +148,7 @@ def hook_state_dict(module: nn.Module, pager: Pager) -> None:
         return {prefix + name: pager.managed(parameter) for name, parameter in own}
 
     def saving(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
+        pager.leave_backward()
         for key, managed in managed_of(prefix).items():
             if managed is not None and key in state:
                 values = torch.empty(managed.shape, dtype=managed.parameter.dtype)
@@ -154,6 +156,7 @@ def hook_state_dict(module: nn.Module, pager: Pager) -> None:
                 state[key] = values
 
     def loading(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
+        pager.leave_backward()
         for key, managed in managed_of(prefix).items():
             if managed is not None and key in state:
                 managed.parameter.data = torch.empty(

@@ -93,6 +93,7 @@ class Optimizer(torch.optim.Optimizer):
             scale *= grad_scaler.get_scale()
         elif hasattr(self, "found_inf"):
             raise RuntimeError(NOT_PASSED)
+        self._pager.leave_backward()
         stepped = self._begun or self._pending > 0
         if self._begun:
             self.engine.step_end()
@@ -141,6 +142,7 @@ class Optimizer(torch.optim.Optimizer):
         `user_state` is any JSON value, such as a scheduler's state_dict or the data's place. With
         `wait` false the files are written while training goes on; the next save waits for them.
         """
+        self._pager.leave_backward()
         state = {"groups": [self._group_state(group) for group in self.param_groups]}
         text = json.dumps({**state, "user_state": user_state})
         self.engine.save_checkpoint(
@@ -151,6 +153,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def load(self, directory: str | os.PathLike[str]) -> Any:
         """Goes on from a checkpoint, bit for bit; gives its `user_state`."""
+        self._pager.leave_backward()
         self.engine.load_checkpoint(os.fspath(directory))
         self._begun = False
         self._pending = 0
@@ -167,4 +170,4 @@ class Optimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Frees the engine; the model cannot be used from then on."""
-        self.engine.close()
+        self._pager.close()

@@ -83,7 +83,7 @@ class Pager:
         self._views: dict[tuple[int, int, int], torch.Tensor] = {}
         self._window: list[Layer] = []
         self._current: list[Layer] = []  # whose backward has begun last
-        self._callback_queued = False
+        self._tasks: set[int] = set()  # backwards whose end calls _end_task, unless they throw
         self._nan = torch.full((), float("nan"), dtype=dtype, device=device)
 
     def add_layer(self, layer: Layer) -> None:
@@ -126,13 +126,25 @@ class Pager:
     def release(self, layer: Layer) -> None:
         with self._lock:
             layer.holds -= 1
-            if layer.holds > 0:
+            if layer.holds > 0 or self.engine.closed:
                 return
             for managed, view in zip(layer.parameters, layer.views, strict=True):
                 managed.parameter.data = self.placeholder(managed)
                 self._by_address.pop(view.data_ptr(), None)
             layer.views = []
             self.engine.release(layer.number, self.stream())
+
+    def close(self) -> None:
+        """Frees the engine, whose memory no parameter points to from then on."""
+        self.leave_backward()
+        with self._lock:
+            for layer in self.layers:
+                layer.views = []
+                for managed in layer.parameters:
+                    managed.parameter.data = self.placeholder(managed)
+            self._by_address.clear()
+            self._views.clear()
+            self.engine.close()
 
     def _view(self, managed: ManagedParameter, address: int) -> torch.Tensor:
         """The same tensor object for the same slot: slots are reused for as long as a run lasts."""
@@ -187,13 +199,23 @@ class Pager:
             return tensor
         layer = self.layers[saved.parameter.layer]
         with self._lock:
+            if torch._C._current_graph_task_id() == -1:  # somebody looks at a node's saved tensors
+                self.hold(layer)
+                try:
+                    return self._find(saved, layer).clone()
+                finally:
+                    self.release(layer)
             self._hold_in_window(layer)
-            base = layer.views[saved.parameter.index]
-            if saved.cast is not None:
-                return base.to(saved.cast).as_strided(saved.size, saved.stride, saved.offset)
-            view = base.as_strided(saved.size, saved.stride, saved.offset)
-            layer.unpacked.append(weakref.ref(view))
-            return view
+            found = self._find(saved, layer)
+            if saved.cast is None:
+                layer.unpacked.append(weakref.ref(found))
+            return found
+
+    def _find(self, saved: _SavedWeight, layer: Layer) -> torch.Tensor:
+        base = layer.views[saved.parameter.index]
+        if saved.cast is not None:
+            base = base.to(saved.cast)
+        return base.as_strided(saved.size, saved.stride, saved.offset)
 
     # The backward's window: layers that it has brought in and not yet left.
 
@@ -205,14 +227,15 @@ class Pager:
                 self._hold_in_window(layer)
 
     def _hold_in_window(self, layer: Layer) -> None:
+        task = torch._C._current_graph_task_id()
+        if task not in self._tasks:
+            # Before anything is held: called at the end of the whole backward, unless it throws.
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_task(task))
+            self._tasks.add(task)
         if layer in self._window:
             return
         self.hold(layer)
         self._window.append(layer)
-        if not self._callback_queued:
-            self._callback_queued = True
-            # At the end of the whole backward, as torch.nn.parallel's reducers do it.
-            torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
 
     def _trim_window(self) -> None:
         """Leaves layers that nothing computes with any more."""
@@ -222,14 +245,27 @@ class Pager:
             self._window.remove(layer)
             self.release(layer)
 
-    def end_backward(self) -> None:
+    def _end_task(self, task: int) -> None:
+        """A backward ends, perhaps inside of another, as those of reentrant checkpointing do."""
         with self._lock:
-            self._callback_queued = False
+            self._tasks.discard(task)
             self._current = []
-            for layer in self._window:
+            if not self._tasks:
+                self._end_backward()
+
+    def leave_backward(self) -> None:
+        """Leaves what a backward that threw has brought in; within a backward does nothing."""
+        if torch._C._current_graph_task_id() == -1:
+            self._end_backward()
+
+    def _end_backward(self) -> None:
+        with self._lock:
+            self._tasks.clear()
+            self._current = []
+            while self._window:
+                layer = self._window.pop()
                 layer.unpacked.clear()
                 self.release(layer)
-            self._window.clear()
 
 
 def _storage_address(tensor: torch.Tensor) -> int:

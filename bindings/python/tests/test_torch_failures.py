@@ -1,0 +1,120 @@
+"""Backwards that throw, and calls at a wrong moment: errors that leave everything usable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import models  # noqa: E402
+from torch import nn  # noqa: E402
+
+import overspill  # noqa: E402
+import overspill.torch  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def wrap(model: nn.Module, folder: Path, **keys: Any) -> Any:
+    return overspill.torch.wrap(model, models.on_nvme(folder, **keys), lr=1e-3)
+
+
+class Fails(torch.autograd.Function):
+    """Does nothing forward, and throws backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise MemoryError("no memory in the backward")
+
+
+def failing() -> nn.Module:
+    """Its backward brings in the last layers, and throws in the first, which alone is trained."""
+    model = models.small()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("layers.0" in name)
+    return model
+
+
+def fail_in_backward(model: nn.Module) -> None:
+    hook = model.model.layers[0].register_forward_hook(lambda _, __, y: Fails.apply(y))
+    loss = model(models.tokens(0, 128))
+    hook.remove()
+    with pytest.raises(MemoryError):
+        loss.backward()
+
+
+def held(model: nn.Module) -> list[str]:
+    return [name for name, p in model.named_parameters() if not p.isnan().all()]
+
+
+def test_a_backward_that_threw_holds_nothing_from_the_next_call_on(tmp_path: Path) -> None:
+    model, optimizer = wrap(failing(), tmp_path / "swap")
+    for call in (
+        model.state_dict,
+        optimizer.step,
+        lambda: optimizer.save(tmp_path / "saved"),
+        lambda: optimizer.load(tmp_path / "saved" / "checkpoint-0"),
+        lambda: model.load_state_dict(models.small().state_dict()),
+        lambda: model(models.tokens(1, 128)),
+        optimizer.close,
+    ):
+        fail_in_backward(model)
+        assert held(model)
+        call()
+        assert not held(model)
+
+
+def test_a_backward_after_one_that_threw_is_as_ever(tmp_path: Path) -> None:
+    expected = None
+    for throws in (False, True):
+        model, optimizer = wrap(failing(), tmp_path / str(throws))
+        second = model(models.tokens(1, 128))
+        for _ in range(3 * throws):
+            fail_in_backward(model)
+        second.backward()
+        optimizer.step()
+        norm = optimizer.result().gradient_norm
+        expected = expected or norm
+        assert norm == expected
+        assert not model.state_dict()["lm_head.weight"].isnan().any()
+        optimizer.close()
+
+
+def test_a_gradient_that_the_engine_refuses_leaves_the_next_steps_as_they_are(
+    tmp_path: Path,
+) -> None:
+    model, optimizer = wrap(models.small(), tmp_path / "swap")
+    model(models.tokens(0, 128)).backward()
+    with pytest.raises(overspill.Error) as caught:
+        model(models.tokens(0, 128)).backward()
+    assert caught.value.status == overspill.Status.GRADIENT_COMPLETE
+    optimizer.step()
+    model(models.tokens(1, 128)).backward()
+    assert not held(model)
+    optimizer.step()
+    optimizer.save(tmp_path / "saved")
+    optimizer.close()
+
+
+def test_a_closed_engine_leaves_no_parameter_that_points_to_its_memory(tmp_path: Path) -> None:
+    model, optimizer = wrap(models.small(), tmp_path)
+    with overspill.torch.hold(model, model.lm_head):
+        assert held(model) == ["lm_head.weight"]
+        optimizer.close()
+        assert not held(model)
+
+
+def test_a_look_at_a_nodes_saved_tensors_holds_nothing(tmp_path: Path) -> None:
+    model, optimizer = wrap(models.small(), tmp_path)
+    with overspill.torch.hold(model, model.lm_head):
+        y = torch.ones(1, 32, requires_grad=True) @ model.lm_head.weight.T
+    assert torch.equal(y.grad_fn._saved_mat2, models.small().lm_head.weight.T)
+    assert not held(model)
+    optimizer.close()

@@ -82,3 +82,97 @@ def test_what_hold_computes_has_its_gradients_after_it(
     actual = paged_gradients(WithHead(), loss_of, tmp_path, monkeypatch)
     assert same(actual, expected)
     assert torch.equal(x.grad, plain_x.grad)
+
+
+class Complex(nn.Module):
+    """Multiplies by a weight whose two columns are real and imaginary parts."""
+
+    def __init__(self, *, conjugate: bool, negative: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(64, 64)
+        self.weight = nn.Parameter(torch.randn(64, 2))
+        self.conjugate, self.negative = conjugate, negative
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = torch.view_as_complex(self.weight)
+        weight = weight.conj() if self.conjugate else weight
+        if self.negative:
+            return self.linear(x) * weight.conj().imag  # a view that is negative by a bit alone
+        return (torch.fft.fft(self.linear(x)) * weight).real.square()
+
+
+class One(nn.Module):
+    """A model of one block."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([block])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](x).float().sum()
+
+
+@pytest.mark.parametrize(("conjugate", "negative"), [(False, False), (True, False), (False, True)])
+def test_views_of_another_type_or_sign_have_plain_pytorchs_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conjugate: bool, negative: bool
+) -> None:
+    def make() -> nn.Module:
+        return One(Complex(conjugate=conjugate, negative=negative))
+
+    expected = plain_gradients(make(), lambda m: m(batch()))
+    assert same(paged_gradients(make(), lambda m: m(batch()), tmp_path, monkeypatch), expected)
+
+
+class Copies(nn.Module):
+    """Multiplies by a copy of its weight that it has changed."""
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(64, 64)
+        self.weight = nn.Parameter(torch.randn(64, 64))
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.change(self.weight)
+        return F.linear(self.linear(x).to(weight.dtype), weight).square()
+
+
+def clamped_copy(weight: torch.Tensor) -> torch.Tensor:
+    copy = weight.bfloat16()
+    copy.data.clamp_(-0.5, 0.5)
+    return copy
+
+
+def copy_of_the_same_type(weight: torch.Tensor) -> torch.Tensor:
+    copy = weight.to(torch.float32, copy=True)
+    copy.data.clamp_(-0.5, 0.5)
+    return copy
+
+
+def doubled_copy(weight: torch.Tensor) -> torch.Tensor:
+    copy = weight.bfloat16()
+    with torch.no_grad():
+        return copy.mul_(2)
+
+
+@pytest.mark.parametrize(
+    ("change", "autocast"),
+    [
+        (clamped_copy, False),
+        (copy_of_the_same_type, False),
+        (copy_of_the_same_type, True),
+        (doubled_copy, False),
+        (doubled_copy, True),
+    ],
+)
+def test_copies_that_the_model_changes_have_plain_pytorchs_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any], autocast: bool
+) -> None:
+    def loss_of(model: nn.Module) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return model(batch())  # type: ignore[no-any-return]
+
+    expected = plain_gradients(One(Copies(change)), loss_of)
+    assert same(paged_gradients(One(Copies(change)), loss_of, tmp_path, monkeypatch), expected)

@@ -165,31 +165,31 @@ class Pager:
 
     def pack(self, tensor: torch.Tensor, outer: Callable[[Any], Any] | None) -> Any:
         """What is kept of a tensor for the backward: a weight's place, or the tensor itself."""
-        saved = self._describe(tensor)
-        if saved is not None:
-            return saved
+        managed = self._by_address.get(_storage_address(tensor))
+        if managed is not None and _is_plain_view(tensor, managed.parameter.dtype):
+            return _describe(tensor, managed, None)
+        if managed is not None:  # its memory will be another weight's
+            tensor = tensor.detach().clone()
+        else:
+            managed = self._cast_weight(tensor)
+            if managed is not None:
+                return _describe(tensor, managed, tensor.dtype)
         # Not the tensor itself, which would keep the graph that made it alive for ever.
         return tensor.detach() if outer is None else outer(tensor)
 
-    def _describe(self, tensor: torch.Tensor) -> _SavedWeight | None:
-        cast = None
-        managed = self._by_address.get(_storage_address(tensor))
-        if managed is None:
-            managed = self._cast_weight(tensor)
-            if managed is None:
-                return None
-            cast = tensor.dtype
-        return _SavedWeight(managed, tensor.size(), tensor.stride(), tensor.storage_offset(), cast)
-
     def _cast_weight(self, tensor: torch.Tensor) -> ManagedParameter | None:
         """The weight that autocast converted to make this tensor, or the tensor it views."""
+        if not torch.is_autocast_enabled(self.device.type) or tensor._version > 0:
+            return None  # a copy of the model's own, which may have changed it
         base = tensor if tensor._base is None else tensor._base
         node = base.grad_fn
         if node is None or node.name() != "ToCopyBackward0" or not base.is_contiguous():
             return None
         source = getattr(node.next_functions[0][0], "variable", None)
         managed = self._by_parameter.get(source) if source is not None else None
-        same = managed is not None and list(base.shape) == managed.shape
+        if managed is None or base.dtype == managed.parameter.dtype:
+            return None
+        same = list(base.shape) == managed.shape and _is_plain_view(tensor, base.dtype)
         return managed if same else None
 
     def unpack(self, saved: Any, outer: Callable[[Any], Any] | None) -> torch.Tensor:
@@ -266,6 +266,17 @@ class Pager:
                 layer = self._window.pop()
                 layer.unpacked.clear()
                 self.release(layer)
+
+
+def _is_plain_view(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether size, strides and offset say all about a view, so that it can be made again."""
+    return tensor.dtype == dtype and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _describe(
+    tensor: torch.Tensor, managed: ManagedParameter, cast: torch.dtype | None
+) -> _SavedWeight:
+    return _SavedWeight(managed, tensor.size(), tensor.stride(), tensor.storage_offset(), cast)
 
 
 def _storage_address(tensor: torch.Tensor) -> int:

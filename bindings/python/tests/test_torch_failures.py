@@ -118,3 +118,28 @@ def test_a_look_at_a_nodes_saved_tensors_holds_nothing(tmp_path: Path) -> None:
     assert torch.equal(y.grad_fn._saved_mat2, models.small().lm_head.weight.T)
     assert not held(model)
     optimizer.close()
+
+
+def test_a_state_dict_that_does_not_fit_changes_nothing_else(tmp_path: Path) -> None:
+    model, optimizer = wrap(models.small(), tmp_path)
+    before, other = models.small().state_dict(), models.small(seed=3).state_dict()
+    for wrong in (torch.zeros(7, 32), torch.zeros(128, 32, device="meta")):
+        with pytest.raises(RuntimeError, match=r"lm_head\.weight"):
+            model.load_state_dict({**other, "lm_head.weight": wrong})
+        after = model.state_dict()
+        assert torch.equal(after.pop("lm_head.weight"), before["lm_head.weight"])
+        assert all(torch.equal(after[name], other[name]) for name in after)
+    assert not held(model)
+    optimizer.close()
+
+
+def test_parameters_that_are_not_the_engines_are_not_loaded(tmp_path: Path) -> None:
+    model, optimizer = wrap(models.small(), tmp_path)
+    before, other = models.small().state_dict(), models.small(seed=3).state_dict()
+    with pytest.raises(RuntimeError, match="leave assign out"):
+        model.load_state_dict(other, assign=True)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    model.lm_head.weight = nn.Parameter(torch.zeros(128, 32))
+    with pytest.raises(RuntimeError, match=r"lm_head\.weight is not the parameter"):
+        model.load_state_dict(other)
+    optimizer.close()

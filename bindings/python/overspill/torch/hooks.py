@@ -140,37 +140,56 @@ def hook_gradient(parameter: nn.Parameter, managed: ManagedParameter, optimizer:
     parameter.register_post_accumulate_grad_hook(untraced(accumulated))
 
 
+def _fits(value: Any, shape: list[int]) -> bool:
+    """Whether PyTorch copies it to a parameter of the shape; a scalar may come as a vector."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    return list(value.shape) == shape or (not shape and value.dim() == 1)
+
+
 def hook_state_dict(module: nn.Module, pager: Pager) -> None:
     """state_dict has the engine's values, and load_state_dict sets them, a module at a time."""
 
-    def managed_of(prefix: str) -> dict[str, Any]:
-        own = module.named_parameters(recurse=False, remove_duplicate=False)
-        return {prefix + name: pager.managed(parameter) for name, parameter in own}
+    own = module.named_parameters(recurse=False, remove_duplicate=False)
+    owned = {name: m for name, p in own if (m := pager.managed(p)) is not None}
 
     def saving(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
         pager.leave_backward()
-        for key, managed in managed_of(prefix).items():
-            if managed is not None and key in state:
+        for name, managed in owned.items():
+            if prefix + name in state:
                 values = torch.empty(managed.shape, dtype=managed.parameter.dtype)
                 pager.engine.read_tensor(managed.name, values)
-                state[key] = values
+                state[prefix + name] = values
 
-    def loading(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
+    def loading(_: nn.Module, state: dict[str, Any], prefix: str, local: Any, *__: Any) -> None:
+        if local.pop("assign_to_params_buffers", False):  # it would stay in the caller's dict
+            raise RuntimeError(
+                "load_state_dict(assign=True) would give the model parameters that the engine does "
+                "not know; leave assign out, which copies the values to the engine"
+            )
         pager.leave_backward()
-        for key, managed in managed_of(prefix).items():
-            if managed is not None and key in state:
-                managed.parameter.data = torch.empty(
-                    managed.shape, dtype=managed.parameter.dtype, device=pager.device
+        for name, managed in owned.items():
+            parameter = managed.parameter
+            if module._parameters.get(name) is not parameter:
+                raise RuntimeError(
+                    f"{prefix}{name} is not the parameter that overspill.torch.wrap took, so it is "
+                    f"not trained; change the model before wrap"
                 )
-                loaded.append(managed)
+            # PyTorch itself names keys that are missing and shapes that differ.
+            if prefix + name in state and _fits(state[prefix + name], managed.shape):
+                parameter.data = torch.empty(
+                    managed.shape, dtype=parameter.dtype, device=pager.device
+                )
+                loaded.append((managed, parameter._version))
 
     def writing(*_: Any) -> None:
-        for managed in loaded:
-            pager.engine.write_tensor(managed.name, managed.parameter.data.cpu())
+        for managed, version in loaded:
+            if managed.parameter._version != version:  # or else PyTorch could not copy the values
+                pager.engine.write_tensor(managed.name, managed.parameter.data.cpu())
             managed.parameter.data = pager.placeholder(managed)
         loaded.clear()
 
-    loaded: list[Any] = []
+    loaded: list[tuple[ManagedParameter, int]] = []
     module.register_state_dict_post_hook(saving)
     module.register_load_state_dict_pre_hook(loading)
     module.register_load_state_dict_post_hook(writing)

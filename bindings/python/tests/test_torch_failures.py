@@ -143,3 +143,21 @@ def test_parameters_that_are_not_the_engines_are_not_loaded(tmp_path: Path) -> N
     with pytest.raises(RuntimeError, match=r"lm_head\.weight is not the parameter"):
         model.load_state_dict(other)
     optimizer.close()
+
+
+@pytest.mark.parametrize("offload", [{}, {"update": "in_backward", "gradients": "auto"}])
+def test_checkpoints_are_of_whole_steps(tmp_path: Path, offload: dict[str, Any]) -> None:
+    model, optimizer = wrap(models.small(), tmp_path / "swap", offload=offload)
+    optimizer.save(tmp_path / "saved")
+    model(models.tokens(0, 128)).backward()
+    for call in (optimizer.save, optimizer.load):
+        with pytest.raises(overspill.Error, match=r"call step\(\) first"):
+            call(tmp_path / "saved")
+    optimizer.step()
+    optimizer.load(tmp_path / "saved")
+    before = models.small().state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    model(models.tokens(1, 128)).backward()
+    optimizer.step()
+    assert optimizer.result().step == 1
+    optimizer.close()

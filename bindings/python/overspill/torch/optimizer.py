@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .. import Plan, Statistics, StepResult
+from .. import Error, Plan, Statistics, Status, StepResult
 from ..engine import Engine
 from .grad_scaler import NOT_PASSED, check_scaler, tell_scaler
 from .pager import ManagedParameter, Pager
@@ -142,7 +142,7 @@ class Optimizer(torch.optim.Optimizer):
         `user_state` is any JSON value, such as a scheduler's state_dict or the data's place. With
         `wait` false the files are written while training goes on; the next save waits for them.
         """
-        self._pager.leave_backward()
+        self._require_whole_step("save", "a checkpoint has no gradients; call step() first")
         state = {"groups": [self._group_state(group) for group in self.param_groups]}
         text = json.dumps({**state, "user_state": user_state})
         self.engine.save_checkpoint(
@@ -153,15 +153,20 @@ class Optimizer(torch.optim.Optimizer):
 
     def load(self, directory: str | os.PathLike[str]) -> Any:
         """Goes on from a checkpoint, bit for bit; gives its `user_state`."""
-        self._pager.leave_backward()
+        self._require_whole_step("load", "call step() first, whose update the checkpoint replaces")
         self.engine.load_checkpoint(os.fspath(directory))
-        self._begun = False
-        self._pending = 0
         text = self.engine.user_state
         state = json.loads(text) if text else {}
         for group, saved in zip(self.param_groups, state.get("groups", []), strict=False):
             group.update(saved)
         return state.get("user_state")
+
+    def _require_whole_step(self, call: str, cure: str) -> None:
+        self._pager.leave_backward()
+        if self._pending:
+            error = Error(f"{call} between a backward and its step: {cure}")
+            error.status = Status.LAYERS_HELD
+            raise error
 
     @staticmethod
     def _group_state(group: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from .hooks import Forward, hook_activations, hook_forward, hook_gradient, hook_
 from .meta import is_meta, make_meta_buffers, replace_meta_parameters
 from .optimizer import Optimizer
 from .pager import WINDOW_LAYERS, Layer, ManagedParameter, Pager
+from .parameter_groups import make_parameter_groups
 from .ranks import find_ranks
 
 _PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bf16"}
@@ -73,32 +74,6 @@ def _activation_bytes(
             "host memory; set both"
         )
     return sizes[0], sizes[1]
-
-
-def _parameter_groups(
-    groups: list[Group], given: Iterable[dict[str, Any]] | None, keys: dict[str, Any], lr: float
-) -> list[dict[str, Any]]:
-    """PyTorch's parameter groups: as given, or one with all that trains."""
-    decay = float(keys.get("weight_decay", 0.0))
-    if given is None:
-        trainable = [p for g in groups for _, p in g.parameters if p.requires_grad]
-        return [{"params": trainable, "lr": lr, "weight_decay": decay}]
-    result = []
-    for entry in given:
-        group = {"lr": lr, "weight_decay": decay, **entry}
-        group["params"] = list(group["params"])
-        if group["weight_decay"] not in (0, 0.0, decay):
-            raise ValueError(
-                f"a parameter group has weight_decay {group['weight_decay']}: the engine knows 0 "
-                f"and the configuration's weight_decay, which is {decay}"
-            )
-        result.append(group)
-    grouped = {p for group in result for p in group["params"]}
-    for group_of in groups:
-        for _, parameter in group_of.parameters:
-            if parameter.requires_grad and parameter not in grouped:
-                parameter.requires_grad_(False)  # as any optimizer leaves what it is not given
-    return result
 
 
 def _register(
@@ -169,7 +144,7 @@ def wrap(
     config: Config | None = None,
     *,
     lr: float | None = None,
-    params: Iterable[dict[str, Any]] | None = None,
+    params: Iterable[Any] | None = None,
     weights: str | os.PathLike[str] | None = None,
     blocks: Sequence[str] | None = None,
     device: str | torch.device | None = None,
@@ -182,8 +157,9 @@ def wrap(
 
     `config`: keys of the training file (docs/configuration.md); precision is the parameters' own.
     `lr`: the learning rate (default: the configuration's learning_rate).
-    `params`: parameter groups with `lr` and `weight_decay`; a trainable parameter that is in none
-    is frozen. Without, all that requires gradients trains, and decays from rank 2 on.
+    `params`: parameters, or groups of them with `lr` and `weight_decay`, as torch.optim takes them;
+    a trainable parameter that is in none is frozen. Without, all that requires gradients trains,
+    and decays from rank 2 on.
     `weights`: a safetensors file or a Hugging Face directory, from which the engine loads, so that
     a model on the meta device never is in memory. `rename` makes the file's names from the model's.
     `blocks`: regular expressions of the modules whose parameters come together (default: the
@@ -198,12 +174,10 @@ def wrap(
     where = find_device(model, device)
     if is_meta(model) and weights is None:
         raise ValueError("the model is on the meta device: give weights=, a safetensors directory")
+    replaced: dict[nn.Parameter, nn.Parameter] = {}
     if is_meta(model):
         make_meta_buffers(model, where)
-        nan = float("nan")
-        replace_meta_parameters(
-            model, lambda p: torch.full((), nan, dtype=p.dtype, device=where).expand(p.shape)
-        )
+        replaced = replace_meta_parameters(model, where)
     move_buffers(model, where)
     groups = find_groups(model, blocks)
     if not any(group.parameters for group in groups):
@@ -213,7 +187,7 @@ def wrap(
     host_bytes, nvme_bytes = _activation_bytes(keys, activation_host_bytes, activation_nvme_bytes)
     rate = float(keys.pop("learning_rate", 1e-3) if lr is None else lr)
     keys.pop("learning_rate", None)
-    parameter_groups = _parameter_groups(groups, params, keys, rate)
+    parameter_groups = make_parameter_groups(groups, params, keys, rate, replaced)
     ranks = find_ranks()
     engine = Engine(
         keys, rank=ranks.rank, world_size=ranks.world_size, master_address=ranks.master_address,

@@ -176,3 +176,98 @@ def test_copies_that_the_model_changes_have_plain_pytorchs_gradients(
 
     expected = plain_gradients(One(Copies(change)), loss_of)
     assert same(paged_gradients(One(Copies(change)), loss_of, tmp_path, monkeypatch), expected)
+
+
+class InPlace(nn.Module):
+    """Changes a tensor that the backward needs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (x * 2).sigmoid()
+        z = y * 3
+        y += 1
+        return z + y
+
+
+@pytest.mark.parametrize("host", [None, "1MiB"])
+def test_a_saved_tensor_that_is_changed_in_place_is_an_error(
+    tmp_path: Path, host: str | None
+) -> None:
+    model, optimizer = overspill.torch.wrap(
+        One(nn.Sequential(nn.Linear(64, 64), InPlace())), models.on_nvme(tmp_path),
+        activation_host_bytes=host,
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match=r"by an inplace operation: a .* shape \[8, 64\]"):
+        model(batch()).backward()
+    optimizer.close()
+
+
+def test_an_output_saved_by_an_operation_in_place_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return One(nn.Sequential(nn.Linear(64, 64), nn.ReLU(inplace=True), nn.Linear(64, 64)))
+
+    expected = plain_gradients(make(), lambda m: m(batch()))
+    assert same(paged_gradients(make(), lambda m: m(batch()), tmp_path, monkeypatch), expected)
+
+
+@pytest.mark.parametrize("change", ["step", "load", "load_state_dict"])
+def test_a_backward_after_its_weights_have_changed_is_an_error(tmp_path: Path, change: str) -> None:
+    model, optimizer = overspill.torch.wrap(models.small(), models.on_nvme(tmp_path / "swap"))
+    optimizer.save(tmp_path / "saved")
+    first, second = model(models.tokens(0, 128)), model(models.tokens(1, 128))
+    if change == "step":
+        first.backward()
+        optimizer.step()
+    elif change == "load":
+        optimizer.load(tmp_path / "saved")
+    else:
+        model.load_state_dict(models.small().state_dict())
+    with pytest.raises(RuntimeError, match=r"inplace operation: .* was updated after the forward"):
+        second.backward()
+    optimizer.close()
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)) for _ in range(2)
+        )
+
+    def forward(self, branch: int, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[branch](x).square().sum()
+
+
+def test_a_step_of_other_layers_leaves_a_graph_as_it_is(tmp_path: Path) -> None:
+    model, optimizer = overspill.torch.wrap(Branches(), models.on_nvme(tmp_path))
+    first, second = model(0, batch()), model(1, batch())
+    for loss in (first, second):
+        loss.backward()
+        optimizer.step()
+    assert optimizer.result().step == 2
+    optimizer.close()
+
+
+class Codebook(nn.Module):
+    """Follows its inputs by a frozen parameter that it changes itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        self.code = nn.Parameter(torch.zeros(64), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.code.add_(1)
+        return self.linear(x) + self.code
+
+
+def test_a_parameter_that_the_forward_changes_is_an_error(tmp_path: Path) -> None:
+    model, optimizer = overspill.torch.wrap(One(Codebook()), models.on_nvme(tmp_path))
+    with pytest.raises(RuntimeError, match=r"layers\.0\.code was changed in place"):
+        model(batch())
+    assert model.layers[0].code.isnan().all()
+    optimizer.close()

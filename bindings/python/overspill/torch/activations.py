@@ -17,6 +17,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..engine import Engine
+from .saved import SavedTensor, save
 
 SMALLEST_BYTES = 64 << 10  # smaller ones stay: a call costs more than they do
 _AHEAD = 8  # storages that are fetched before they are wanted
@@ -76,11 +77,11 @@ class Activations:
         """Names tensors whose memory stays in use all the same: a model's buffers."""
         self._kept = {storage.data_ptr() for t in tensors if (storage := _storage_of(t))}
 
-    def pack(self, tensor: torch.Tensor) -> _View | torch.Tensor:
+    def pack(self, tensor: torch.Tensor) -> _View | SavedTensor:
         """What autograd keeps; throws the engine's Error(DOES_NOT_FIT) when its stores are full."""
         storage = _storage_of(tensor)
         if storage is None or not self._moves(tensor, storage):
-            return tensor.detach()  # its own output would keep the graph alive for ever
+            return save(tensor)
         with self._lock:
             self._discard_dropped()
             stored = self._find(storage, tensor._version) or self._save(storage, tensor._version)
@@ -88,9 +89,9 @@ class Activations:
             stored, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset())
         )
 
-    def unpack(self, saved: _View | torch.Tensor) -> torch.Tensor:
-        if isinstance(saved, torch.Tensor):
-            return saved
+    def unpack(self, saved: _View | SavedTensor) -> torch.Tensor:
+        if isinstance(saved, SavedTensor):
+            return saved.get()
         with self._lock:
             storage = saved.stored.restored
             if storage is None:

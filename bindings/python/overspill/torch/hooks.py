@@ -62,9 +62,11 @@ class Forward:
         self._release()
 
     def _release(self) -> None:
-        for layer in reversed(self._held):
-            self._pager.release(layer)
-        self._held.clear()
+        if self._held:
+            try:
+                self._pager.release(self._held.pop())
+            finally:
+                self._release()
 
 
 def _nodes_of(output: Any) -> list[torch.autograd.graph.Node]:
@@ -186,6 +188,7 @@ def hook_state_dict(module: nn.Module, pager: Pager) -> None:
         for managed, version in loaded:
             if managed.parameter._version != version:  # or else PyTorch could not copy the values
                 pager.engine.write_tensor(managed.name, managed.parameter.data.cpu())
+                managed.updates += 1
             managed.parameter.data = pager.placeholder(managed)
         loaded.clear()
 

@@ -43,6 +43,7 @@ class Optimizer(torch.optim.Optimizer):
         self._world_size = world_size
         self._begun = False
         self._pending = 0  # gradients since the last step
+        self._submitted: set[int] = set()  # their layers
         self._loss_scale = 1.0
 
     def submit(self, managed: ManagedParameter, gradient: torch.Tensor) -> None:
@@ -53,6 +54,7 @@ class Optimizer(torch.optim.Optimizer):
             )
             self._begun = True
         self._pending += 1
+        self._submitted.add(managed.layer)
         if self._world_size > 1:  # the engine adds up; PyTorch's ranks take the mean
             gradient = gradient / self._world_size
         self.engine.submit_gradient(managed.layer, managed.index, gradient, self._pager.stream())
@@ -101,8 +103,13 @@ class Optimizer(torch.optim.Optimizer):
             self.engine.step(learning_rates=self._rates(), loss_scale=scale, allow_missing=True)
         self._begun = False
         self._pending = 0
+        skipped = False
         if grad_scaler is not None:
-            tell_scaler(grad_scaler, self, skipped=stepped and self.result().skipped)
+            skipped = stepped and self.result().skipped
+            tell_scaler(grad_scaler, self, skipped=skipped)
+        if not skipped:
+            self._pager.count_updates(self._pager.layers[number] for number in self._submitted)
+        self._submitted.clear()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -155,6 +162,7 @@ class Optimizer(torch.optim.Optimizer):
         """Goes on from a checkpoint, bit for bit; gives its `user_state`."""
         self._require_whole_step("load", "call step() first, whose update the checkpoint replaces")
         self.engine.load_checkpoint(os.fspath(directory))
+        self._pager.count_updates(self._pager.layers)
         text = self.engine.user_state
         state = json.loads(text) if text else {}
         for group, saved in zip(self.param_groups, state.get("groups", []), strict=False):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from .. import _core
 from ..engine import Engine
 from .activations import Activations
 from .devices import stream_of
+from .saved import changed_in_place, save
 
 WINDOW_LAYERS = 2  # of the backward: one whose gradients are computed, and the one that follows
 
@@ -34,6 +35,8 @@ class ManagedParameter:
     layer: int
     index: int
     shape: list[int]
+    updates: int = 0  # how often its values have changed
+    version: int = 0  # PyTorch's, when its layer was brought in
 
 
 @dataclass
@@ -61,6 +64,7 @@ class _SavedWeight:
     stride: tuple[int, ...]
     offset: int | torch.SymInt
     cast: torch.dtype | None
+    updates: int
 
 
 class Pager:
@@ -121,6 +125,7 @@ class Pager:
                 layer.parameters, addresses, layer.views, strict=True
             ):
                 managed.parameter.data = view
+                managed.version = managed.parameter._version
                 self._by_address[address] = managed
 
     def release(self, layer: Layer) -> None:
@@ -128,11 +133,24 @@ class Pager:
             layer.holds -= 1
             if layer.holds > 0 or self.engine.closed:
                 return
+            changed = [m.name for m in layer.parameters if m.parameter._version != m.version]
             for managed, view in zip(layer.parameters, layer.views, strict=True):
                 managed.parameter.data = self.placeholder(managed)
                 self._by_address.pop(view.data_ptr(), None)
             layer.views = []
             self.engine.release(layer.number, self.stream())
+        if changed:
+            raise RuntimeError(
+                f"{', '.join(changed)} was changed in place while its layer was here, and the "
+                f"engine does not take such changes; use engine.write_tensor or load_state_dict, "
+                f"or make it a buffer"
+            )
+
+    def count_updates(self, layers: Iterable[Layer]) -> None:
+        """Trained parameters of these have other values from now on."""
+        for layer in layers:
+            for managed in layer.parameters:
+                managed.updates += managed.parameter.requires_grad
 
     def close(self) -> None:
         """Frees the engine, whose memory no parameter points to from then on."""
@@ -174,8 +192,7 @@ class Pager:
             managed = self._cast_weight(tensor)
             if managed is not None:
                 return _describe(tensor, managed, tensor.dtype)
-        # Not the tensor itself, which would keep the graph that made it alive for ever.
-        return tensor.detach() if outer is None else outer(tensor)
+        return save(tensor) if outer is None else outer(tensor)
 
     def _cast_weight(self, tensor: torch.Tensor) -> ManagedParameter | None:
         """The weight that autocast converted to make this tensor, or the tensor it views."""
@@ -195,8 +212,13 @@ class Pager:
     def unpack(self, saved: Any, outer: Callable[[Any], Any] | None) -> torch.Tensor:
         """The tensor, for a computation of the backward; brings its layer in first."""
         if not isinstance(saved, _SavedWeight):
-            tensor: torch.Tensor = saved if outer is None else outer(saved)
+            tensor: torch.Tensor = saved.get() if outer is None else outer(saved)
             return tensor
+        if saved.updates != saved.parameter.updates:
+            raise changed_in_place(
+                f"{saved.parameter.name} was updated after the forward that used it; call "
+                f"backward before the optimizer's step, or the forward again"
+            )
         layer = self.layers[saved.parameter.layer]
         with self._lock:
             if torch._C._current_graph_task_id() == -1:  # somebody looks at a node's saved tensors
@@ -276,7 +298,9 @@ def _is_plain_view(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
 def _describe(
     tensor: torch.Tensor, managed: ManagedParameter, cast: torch.dtype | None
 ) -> _SavedWeight:
-    return _SavedWeight(managed, tensor.size(), tensor.stride(), tensor.storage_offset(), cast)
+    return _SavedWeight(
+        managed, tensor.size(), tensor.stride(), tensor.storage_offset(), cast, managed.updates
+    )
 
 
 def _storage_address(tensor: torch.Tensor) -> int:

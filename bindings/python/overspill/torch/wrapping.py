@@ -22,7 +22,7 @@ from .meta import is_meta, make_meta_buffers, replace_meta_parameters
 from .optimizer import Optimizer
 from .pager import WINDOW_LAYERS, Layer, ManagedParameter, Pager
 from .parameter_groups import make_parameter_groups
-from .ranks import find_ranks
+from .ranks import Ranks, find_ranks, take_from_rank_zero
 
 _PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bf16"}
 
@@ -104,12 +104,14 @@ def _register(
     return layers
 
 
-def _fill(pager: Pager, weights: str | os.PathLike[str] | None) -> None:
+def _fill(pager: Pager, weights: str | os.PathLike[str] | None, ranks: Ranks) -> None:
     """Gives the engine all values, and frees the parameters' own memory one by one."""
     for layer in pager.layers:
         for managed in layer.parameters:
             parameter = managed.parameter
             if weights is None:
+                if ranks.world_size > 1:
+                    take_from_rank_zero(parameter)
                 pager.engine.write_tensor(managed.name, parameter.detach().cpu().contiguous())
             parameter.data = pager.placeholder(managed)
             parameter.grad = None
@@ -169,7 +171,7 @@ def wrap(
     `activation_host_bytes`, `activation_nvme_bytes`: how much of what autograd saves moves to the
     engine, in host memory and behind it on NVMe; bytes or text such as "2GiB" (default: those of
     the configuration's offload section, or 0). On top of the other budgets.
-    With torch.distributed initialised, its ranks are the engine's.
+    With torch.distributed initialised, its ranks are the engine's, and train rank 0's model.
     """
     where = find_device(model, device)
     if is_meta(model) and weights is None:
@@ -189,6 +191,9 @@ def wrap(
     keys.pop("learning_rate", None)
     parameter_groups = make_parameter_groups(groups, params, keys, rate, replaced)
     ranks = find_ranks()
+    if ranks.world_size > 1:
+        for buffer in model.buffers():
+            take_from_rank_zero(buffer)
     engine = Engine(
         keys, rank=ranks.rank, world_size=ranks.world_size, master_address=ranks.master_address,
         device=engine_device(where),
@@ -207,7 +212,7 @@ def wrap(
             for entry in managed:  # what unfrozen_parameters does not match
                 if engine.tensor_info(entry.name).frozen:
                     entry.parameter.requires_grad_(False)
-        _fill(pager, weights)
+        _fill(pager, weights, ranks)
     except BaseException:
         engine.close()
         raise

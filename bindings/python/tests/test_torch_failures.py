@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -160,4 +161,37 @@ def test_checkpoints_are_of_whole_steps(tmp_path: Path, offload: dict[str, Any])
     model(models.tokens(1, 128)).backward()
     optimizer.step()
     assert optimizer.result().step == 1
+    optimizer.close()
+
+
+def fill(model: Any) -> None:
+    with torch.no_grad():
+        nn.init.ones_(model.model.norm.weight)
+
+
+def fill_data(model: Any) -> None:
+    model.model.norm.weight.data.fill_(1)
+
+
+def replace_data(model: Any) -> None:
+    model.model.norm.weight.data = torch.ones(32)
+
+
+@pytest.mark.parametrize("write", [fill, fill_data, replace_data])
+def test_values_written_to_a_parameter_that_is_not_here_are_an_error(
+    tmp_path: Path, write: Callable[[Any], None]
+) -> None:
+    model, optimizer = wrap(models.small(), tmp_path)
+    write(model)
+    assert model.lm_head.weight.isnan().all()  # the others' guard is their own
+    with pytest.raises(RuntimeError, match=r"model\.norm\.weight was written to"):
+        model(models.tokens(0, 128))
+    assert not held(model)
+    model.load_state_dict(models.small(seed=3).state_dict())
+    with torch.no_grad():
+        expected = models.small(seed=3)(models.tokens(0, 128)).item()
+        assert model(models.tokens(0, 128)).item() == expected
+    write(model)
+    model.load_state_dict(models.small().state_dict())  # sets it all the same
+    model(models.tokens(0, 128)).backward()
     optimizer.close()

@@ -189,7 +189,8 @@ def hook_state_dict(module: nn.Module, pager: Pager) -> None:
             if managed.parameter._version != version:  # or else PyTorch could not copy the values
                 pager.engine.write_tensor(managed.name, managed.parameter.data.cpu())
                 managed.updates += 1
-            managed.parameter.data = pager.placeholder(managed)
+            managed.nan = None  # it may have been written to
+            pager.take_away(managed)
         loaded.clear()
 
     loaded: list[tuple[ManagedParameter, int]] = []

@@ -36,7 +36,8 @@ class ManagedParameter:
     index: int
     shape: list[int]
     updates: int = 0  # how often its values have changed
-    version: int = 0  # PyTorch's, when its layer was brought in
+    version: int = 0  # PyTorch's, when its layer was brought in or left last
+    nan: torch.Tensor | None = None  # what it points to while its layer is not here
 
 
 @dataclass
@@ -88,7 +89,7 @@ class Pager:
         self._window: list[Layer] = []
         self._current: list[Layer] = []  # whose backward has begun last
         self._tasks: set[int] = set()  # backwards whose end calls _end_task, unless they throw
-        self._nan = torch.full((), float("nan"), dtype=dtype, device=device)
+        self._dtype = dtype
 
     def add_layer(self, layer: Layer) -> None:
         self.layers.append(layer)
@@ -98,9 +99,28 @@ class Pager:
     def managed(self, parameter: torch.nn.Parameter) -> ManagedParameter | None:
         return self._by_parameter.get(parameter)
 
-    def placeholder(self, managed: ManagedParameter) -> torch.Tensor:
-        """NaN in the parameter's shape: a use without its layer shows in the loss at once."""
-        return self._nan.expand(managed.shape)
+    def take_away(self, managed: ManagedParameter) -> None:
+        """Leaves NaN in the parameter's shape: a use without its layer shows in the loss at once.
+        Each has its own, so that writing to one shows in no other."""
+        if managed.nan is None:
+            nan = torch.full((), float("nan"), dtype=self._dtype, device=self.device)
+            managed.nan = nan.expand(managed.shape)
+        managed.parameter.data = managed.nan
+        managed.version = managed.parameter._version
+
+    def _require_untouched(self, layer: Layer) -> None:
+        for managed in layer.parameters:
+            parameter, nan = managed.parameter, managed.nan
+            assert nan is not None
+            same = parameter.data_ptr() == nan.data_ptr() and parameter._version == managed.version
+            if same and (self.device.type != "cpu" or bool(nan.as_strided((), ()).isnan())):
+                continue
+            managed.nan = None
+            self.take_away(managed)
+            raise RuntimeError(
+                f"{managed.name} was written to while its layer was not here, and the engine has "
+                f"not got these values; use load_state_dict or engine.write_tensor"
+            )
 
     def stream(self) -> int:
         return stream_of(self.device)
@@ -112,6 +132,7 @@ class Pager:
             if layer.holds > 1:
                 return
             try:
+                self._require_untouched(layer)
                 self._trim_window()
                 addresses = self.engine.acquire(layer.number, self.stream())
             except BaseException:
@@ -135,7 +156,7 @@ class Pager:
                 return
             changed = [m.name for m in layer.parameters if m.parameter._version != m.version]
             for managed, view in zip(layer.parameters, layer.views, strict=True):
-                managed.parameter.data = self.placeholder(managed)
+                self.take_away(managed)
                 self._by_address.pop(view.data_ptr(), None)
             layer.views = []
             self.engine.release(layer.number, self.stream())
@@ -159,7 +180,7 @@ class Pager:
             for layer in self.layers:
                 layer.views = []
                 for managed in layer.parameters:
-                    managed.parameter.data = self.placeholder(managed)
+                    self.take_away(managed)
             self._by_address.clear()
             self._views.clear()
             self.engine.close()

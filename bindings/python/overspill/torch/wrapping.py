@@ -113,7 +113,7 @@ def _fill(pager: Pager, weights: str | os.PathLike[str] | None, ranks: Ranks) ->
                 if ranks.world_size > 1:
                     take_from_rank_zero(parameter)
                 pager.engine.write_tensor(managed.name, parameter.detach().cpu().contiguous())
-            parameter.data = pager.placeholder(managed)
+            pager.take_away(managed)
             parameter.grad = None
     if weights is not None:
         pager.engine.load_weights(os.fspath(weights))

@@ -87,3 +87,35 @@ def test_groups_with_wrong_parameters_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             overspill.torch.wrap(model, models.on_nvme(tmp_path), params=params)
     assert not any(parameter.isnan().any() for parameter in model.parameters())
+
+
+def test_a_model_is_wrapped_once(tmp_path: Path) -> None:
+    model, optimizer = overspill.torch.wrap(models.small(), models.on_nvme(tmp_path / "a"))
+    for part in (model, model.model.layers[0]):
+        with pytest.raises(ValueError, match="build the model again"):
+            overspill.torch.wrap(part, models.on_nvme(tmp_path / "b"))
+    model(models.tokens(0, 128)).backward()
+    optimizer.close()
+    with pytest.raises(ValueError, match="build the model again"):
+        overspill.torch.wrap(model, models.on_nvme(tmp_path / "b"))
+
+
+def test_a_meta_model_stays_one_where_wrap_fails(tmp_path: Path) -> None:
+    weights, model = saved(tmp_path / "weights"), meta()
+    before = list(model.parameters())
+    with pytest.raises(overspill.Error) as caught:  # after all was planned
+        overspill.torch.wrap(model, models.on_nvme(tmp_path), weights=tmp_path / "nowhere")
+    assert caught.value.status == overspill.Status.NOT_FOUND
+    with pytest.raises(overspill.Error):
+        overspill.torch.wrap(model, {"offload": {"host_memory": "1KiB"}}, weights=weights)
+    assert all(a is b for a, b in zip(before, model.parameters(), strict=True))
+    with pytest.raises(ValueError, match="meta device: give weights"):
+        overspill.torch.wrap(model, models.on_nvme(tmp_path))
+    params = groups_of(model)
+    model, optimizer = overspill.torch.wrap(
+        model, models.on_nvme(tmp_path), weights=weights, params=params
+    )
+    with torch.no_grad():
+        expected = models.small()(models.tokens(0, 128)).item()
+        assert model(models.tokens(0, 128)).item() == expected
+    optimizer.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -27,6 +29,14 @@ def replace_meta_parameters(
                 )
             module._parameters[name] = replaced[parameter]
     return replaced
+
+
+def put_back(model: nn.Module, replaced: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    """Undoes replace_meta_parameters: a placeholder looks like a parameter with values."""
+    meta = {new: old for old, new in replaced.items()}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            module._parameters[name] = meta.get(parameter, parameter)
 
 
 def make_meta_buffers(model: nn.Module, device: torch.device) -> None:

@@ -106,6 +106,7 @@ class Pager:
             nan = torch.full((), float("nan"), dtype=self._dtype, device=self.device)
             managed.nan = nan.expand(managed.shape)
         managed.parameter.data = managed.nan
+        managed.parameter.overspill_name = managed.name  # type: ignore[attr-defined]
         managed.version = managed.parameter._version
 
     def _require_untouched(self, layer: Layer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from .devices import engine_device, find_device, move_buffers
 from .grad_scaler import ignore_warning
 from .groups import Group, find_groups, is_inside
 from .hooks import Forward, hook_activations, hook_forward, hook_gradient, hook_state_dict
-from .meta import is_meta, make_meta_buffers, replace_meta_parameters
+from .meta import is_meta, make_meta_buffers, put_back, replace_meta_parameters
 from .optimizer import Optimizer
 from .pager import WINDOW_LAYERS, Layer, ManagedParameter, Pager
 from .parameter_groups import make_parameter_groups
@@ -173,55 +173,59 @@ def wrap(
     the configuration's offload section, or 0). On top of the other budgets.
     With torch.distributed initialised, its ranks are the engine's, and train rank 0's model.
     """
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "overspill_name"):
+            raise ValueError(
+                f"{name} has no values any more: an earlier wrap took them to its engine; build "
+                f"the model again"
+            )
     where = find_device(model, device)
     if is_meta(model) and weights is None:
         raise ValueError("the model is on the meta device: give weights=, a safetensors directory")
-    replaced: dict[nn.Parameter, nn.Parameter] = {}
-    if is_meta(model):
-        make_meta_buffers(model, where)
-        replaced = replace_meta_parameters(model, where)
-    move_buffers(model, where)
-    groups = find_groups(model, blocks)
-    if not any(group.parameters for group in groups):
-        raise ValueError("the model has no parameters")
-    dtype = _dtype_of([group for group in groups if group.parameters])
-    keys = _engine_config(config, dtype)
-    host_bytes, nvme_bytes = _activation_bytes(keys, activation_host_bytes, activation_nvme_bytes)
-    rate = float(keys.pop("learning_rate", 1e-3) if lr is None else lr)
-    keys.pop("learning_rate", None)
-    parameter_groups = make_parameter_groups(groups, params, keys, rate, replaced)
-    ranks = find_ranks()
-    if ranks.world_size > 1:
-        for buffer in model.buffers():
-            take_from_rank_zero(buffer)
-    engine = Engine(
-        keys, rank=ranks.rank, world_size=ranks.world_size, master_address=ranks.master_address,
-        device=engine_device(where),
-        held_layers=max(group.depth + len(group.shared) for group in groups) + WINDOW_LAYERS,
-        activation_host_bytes=host_bytes, activation_nvme_bytes=nvme_bytes,
-        progress=progress,
-    )  # fmt: skip
-    try:
+    with ExitStack() as undo:
+        replaced: dict[nn.Parameter, nn.Parameter] = {}
+        if is_meta(model):
+            make_meta_buffers(model, where)
+            replaced = replace_meta_parameters(model, where)
+            undo.callback(put_back, model, replaced)
+        move_buffers(model, where)
+        groups = find_groups(model, blocks)
+        if not any(group.parameters for group in groups):
+            raise ValueError("the model has no parameters")
+        dtype = _dtype_of([group for group in groups if group.parameters])
+        keys = _engine_config(config, dtype)
+        sizes = _activation_bytes(keys, activation_host_bytes, activation_nvme_bytes)
+        rate = float(keys.pop("learning_rate", 1e-3) if lr is None else lr)
+        keys.pop("learning_rate", None)
+        parameter_groups = make_parameter_groups(groups, params, keys, rate, replaced)
+        ranks = find_ranks()
+        if ranks.world_size > 1:
+            for buffer in model.buffers():
+                take_from_rank_zero(buffer)
+        engine = Engine(
+            keys, rank=ranks.rank, world_size=ranks.world_size,
+            master_address=ranks.master_address, device=engine_device(where),
+            held_layers=max(group.depth + len(group.shared) for group in groups) + WINDOW_LAYERS,
+            activation_host_bytes=sizes[0], activation_nvme_bytes=sizes[1], progress=progress,
+        )  # fmt: skip
+        undo.callback(engine.close)
         registered = _register(
             engine, groups, parameter_groups, params is not None, rename or (lambda name: name)
         )
         plan = engine.finalize()
-        pager = Pager(engine, where, dtype, host_bytes)
+        pager = Pager(engine, where, dtype, sizes[0])
         for number, managed in enumerate(registered):
             pager.add_layer(Layer(number, managed))
             for entry in managed:  # what unfrozen_parameters does not match
                 if engine.tensor_info(entry.name).frozen:
                     entry.parameter.requires_grad_(False)
         _fill(pager, weights, ranks)
-    except BaseException:
-        engine.close()
-        raise
-    ignore_warning()
-    in_backward = keys["offload"]["update"] == "in_backward"
-    optimizer = Optimizer(
-        [g for g in parameter_groups], {"lr": rate, "weight_decay": 0.0}, pager, plan,
-        in_backward=in_backward, world_size=ranks.world_size,
-    )  # fmt: skip
+        ignore_warning()
+        optimizer = Optimizer(
+            parameter_groups, {"lr": rate, "weight_decay": 0.0}, pager, plan,
+            in_backward=keys["offload"]["update"] == "in_backward", world_size=ranks.world_size,
+        )  # fmt: skip
+        undo.pop_all()
     _install_hooks(groups, pager, optimizer, model)
     model.overspill_pager = pager  # type: ignore[assignment]
     return model, optimizer

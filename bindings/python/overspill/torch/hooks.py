@@ -26,6 +26,7 @@ def _saving(pager: Pager) -> saved_tensors_hooks:
     where there are none, to the engine. What a backward computes again stays: it is wanted soon."""
     outer_pack, outer_unpack = _outer_hooks() or (None, None)
     if outer_pack is None and pager.activations and torch._C._current_graph_task_id() == -1:
+        pager.activations.begin_forward()
         outer_pack, outer_unpack = pager.activations.pack, pager.activations.unpack
     return saved_tensors_hooks(
         untraced(lambda tensor: pager.pack(tensor, outer_pack)),

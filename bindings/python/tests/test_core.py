@@ -14,6 +14,7 @@ import pytest
 
 import overspill
 from overspill import _core
+from overspill.config import load_config
 
 SMALL = {"precision": "float32", "offload": {"device_memory": "16MiB", "host_memory": "16MiB"}}
 
@@ -109,6 +110,21 @@ def test_a_wrong_key_is_named() -> None:
     with pytest.raises(overspill.Error, match="hots_memory") as caught:
         overspill.Engine({"offload": {"hots_memory": "1GiB"}})
     assert caught.value.status == overspill.Status.INVALID_CONFIG
+
+
+def test_yaml_numbers_are_read_as_the_engine_reads_them(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "precision: float32\nadam_epsilon: 1e-8\nlearning_rate: 2E+3\nmax_grad_norm: -.5e1\n"
+        "weight_decay: 1.e-1\nname: 1e-8x\nsteps: 10\n"
+    )
+    assert load_config(file) == {
+        "precision": "float32", "adam_epsilon": 1e-8, "learning_rate": 2000.0,
+        "max_grad_norm": -5.0, "weight_decay": 0.1, "name": "1e-8x", "steps": 10,
+    }  # fmt: skip
+    file.write_text("precision: float32\nadam_epsilon: 1e-8\noffload: {host_memory: 16MiB}\n")
+    overspill.Engine(file).close()
 
 
 def test_arrays_of_other_types_are_refused() -> None:

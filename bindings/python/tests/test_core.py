@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import inspect
 import logging
 import re
+import subprocess
+import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +178,7 @@ def test_progress_can_end_a_load(tmp_path: Path) -> None:
         return len(seen) > 3  # the second load is ended
 
     engine = filled(progress=progress)
+    seen.clear()  # of the first tensor that was written, before which all are initialised
     engine.load_weights(str(tmp_path))
     assert np.array_equal(engine.read("first.bias"), np.ones(8))
     assert seen and all(0 <= fraction <= 1 for fraction in seen)
@@ -182,6 +187,48 @@ def test_progress_can_end_a_load(tmp_path: Path) -> None:
         engine.load_weights(str(tmp_path))
     assert caught.value.status == overspill.Status.CANCELLED
     engine.close()
+
+
+class Trainer:
+    """Gives its engine a callback of its own: a cycle."""
+
+    def __init__(self) -> None:
+        self.engine = filled(progress=self.report)
+
+    def report(self, what: str, fraction: float) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_engine_in_a_cycle_with_its_callback_is_collected(closed: bool) -> None:
+    trainer = Trainer()
+    if closed:
+        trainer.engine.close()
+    engine, owner = weakref.ref(trainer.engine), weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    assert engine() is None and owner() is None
+
+
+ENDING = """
+import overspill
+
+class Failing(overspill.Engine):
+    def close(self):
+        super().close()
+        print("closed", flush=True)
+        raise overspill.Error("the drive is gone")
+
+engines = [Failing({"offload": {"host_memory": "16MiB"}}) for _ in range(3)]
+"""
+
+
+def test_all_engines_are_closed_at_the_interpreters_end(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", ENDING], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert result.stdout.count("closed") == 3, result.stderr
+    assert result.stderr.count("the drive is gone") == 3
 
 
 def test_lines_go_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import models  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import overspill  # noqa: E402
 import overspill.torch  # noqa: E402
@@ -194,4 +195,44 @@ def test_values_written_to_a_parameter_that_is_not_here_are_an_error(
     write(model)
     model.load_state_dict(models.small().state_dict())  # sets it all the same
     model(models.tokens(0, 128)).backward()
+    optimizer.close()
+
+
+class Recurrent(nn.Module):
+    """Uses its one block twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.reentrant = False
+        self.first = nn.Linear(16, 16)
+        self.layers = nn.ModuleList([nn.Linear(16, 16)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for _ in range(2):
+            x = checkpoint(self.layers[0], x, use_reentrant=self.reentrant)
+        return x.square().mean()
+
+
+def test_a_block_that_is_used_twice_wants_checkpointing_that_is_not_reentrant(
+    tmp_path: Path,
+) -> None:
+    plain = Recurrent()
+    plain(torch.ones(2, 16)).backward()
+    expected = torch.cat([p.grad.flatten() for p in plain.parameters()]).norm().item()
+    model, optimizer = wrap(Recurrent(), tmp_path)
+    model.reentrant = True
+    with pytest.raises(overspill.Error, match="use_reentrant=False") as caught:
+        model(torch.ones(2, 16)).backward()
+    assert caught.value.status == overspill.Status.GRADIENT_COMPLETE
+    optimizer.step()
+    model.reentrant = False
+    model(torch.ones(2, 16)).backward()
+    optimizer.step()
+    optimizer.close()
+    model, optimizer = wrap(Recurrent(), tmp_path)
+    model(torch.ones(2, 16)).backward()
+    optimizer.step()
+    assert optimizer.result().gradient_norm == pytest.approx(expected, rel=1e-5)
     optimizer.close()

@@ -14,6 +14,17 @@ from ..engine import Engine
 from .grad_scaler import NOT_PASSED, check_scaler, tell_scaler
 from .pager import ManagedParameter, Pager
 
+USED_TWICE = (
+    "Where a forward uses a block more than once, reentrant checkpointing gives its gradients in "
+    "parts: use checkpoint(..., use_reentrant=False)"
+)
+
+
+def _error(status: Status, text: str) -> Error:
+    error = Error(text)
+    error.status = status
+    return error
+
 
 class Optimizer(torch.optim.Optimizer):
     """What `wrap` gives. Learning-rate schedulers work on its param_groups.
@@ -57,7 +68,13 @@ class Optimizer(torch.optim.Optimizer):
         self._submitted.add(managed.layer)
         if self._world_size > 1:  # the engine adds up; PyTorch's ranks take the mean
             gradient = gradient / self._world_size
-        self.engine.submit_gradient(managed.layer, managed.index, gradient, self._pager.stream())
+        stream = self._pager.stream()
+        try:
+            self.engine.submit_gradient(managed.layer, managed.index, gradient, stream)
+        except Error as error:
+            if error.status == Status.GRADIENT_COMPLETE:
+                raise _error(error.status, f"{error}. {USED_TWICE}") from error
+            raise
 
     def _rates(self) -> list[float]:
         return [float(group["lr"]) for group in self.param_groups]
@@ -172,9 +189,7 @@ class Optimizer(torch.optim.Optimizer):
     def _require_whole_step(self, call: str, cure: str) -> None:
         self._pager.leave_backward()
         if self._pending:
-            error = Error(f"{call} between a backward and its step: {cure}")
-            error.status = Status.LAYERS_HELD
-            raise error
+            raise _error(Status.LAYERS_HELD, f"{call} between a backward and its step: {cure}")
 
     @staticmethod
     def _group_state(group: dict[str, Any]) -> dict[str, Any]:

@@ -119,3 +119,17 @@ def test_a_meta_model_stays_one_where_wrap_fails(tmp_path: Path) -> None:
         expected = models.small()(models.tokens(0, 128)).item()
         assert model(models.tokens(0, 128)).item() == expected
     optimizer.close()
+
+
+def test_a_model_that_does_not_fit_is_as_it_was(tmp_path: Path) -> None:
+    model = models.Llama()
+    small = {"device_memory": "1MiB", "host_memory": "1MiB"}
+    with pytest.raises(overspill.Error) as caught:
+        overspill.torch.wrap(model, {"offload": small}, params=[model.lm_head.weight])
+    assert caught.value.status == overspill.Status.DOES_NOT_FIT
+    assert trained(model) == {name for name, _ in model.named_parameters()}
+    before = models.Llama().state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    _, optimizer = overspill.torch.wrap(model, models.on_nvme(tmp_path))
+    assert trained(model) == set(before)
+    optimizer.close()

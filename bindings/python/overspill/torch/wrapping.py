@@ -104,6 +104,11 @@ def _register(
     return layers
 
 
+def _set_trained(parameters: list[tuple[nn.Parameter, bool]]) -> None:
+    for parameter, trained in parameters:
+        parameter.requires_grad_(trained)
+
+
 def _fill(pager: Pager, weights: str | os.PathLike[str] | None, ranks: Ranks) -> None:
     """Gives the engine all values, and frees the parameters' own memory one by one."""
     for layer in pager.layers:
@@ -183,6 +188,7 @@ def wrap(
     if is_meta(model) and weights is None:
         raise ValueError("the model is on the meta device: give weights=, a safetensors directory")
     with ExitStack() as undo:
+        undo.callback(_set_trained, [(p, p.requires_grad) for p in model.parameters()])
         replaced: dict[nn.Parameter, nn.Parameter] = {}
         if is_meta(model):
             make_meta_buffers(model, where)

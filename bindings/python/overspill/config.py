@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,14 @@ def _parse(text: str, name: str) -> dict[str, Any]:
             raise ImportError(
                 f"{name} is YAML, which needs PyYAML (pip install pyyaml); or give a dict or JSON"
             ) from error
-        content = yaml.safe_load(text)
+
+        # Of YAML 1.2, as the engine reads it: to PyYAML, 1e-8 without a point is a string.
+        class Loader(yaml.SafeLoader):
+            pass
+
+        number = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
+        Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+        content = yaml.load(text, Loader)
     if not isinstance(content, dict):
         raise ValueError(f"{name}: expected keys and values, as docs/configuration.md shows")
     return content

@@ -32,7 +32,10 @@ def _log(level: int, line: str) -> None:
 def _close_all() -> None:
     # An engine's threads must not call a logger of an interpreter that ends.
     for engine in list(_open_engines):
-        engine.close()
+        try:
+            engine.close()
+        except Exception:  # the others are closed all the same
+            logger.exception("closing an engine at the interpreter's end")
 
 
 class Engine(_core.Engine):

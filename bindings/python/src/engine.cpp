@@ -62,16 +62,40 @@ Engine::Engine(const std::string& configuration, const EngineArguments& argument
   call([&] { return osp_engine_create(configuration.c_str(), &options, &handle_); });
 }
 
-Engine::~Engine() {
-  if (handle_ == nullptr) return;
-  nb::gil_scoped_release unlocked;
-  osp_engine_destroy(handle_);  // what it has met was the last call's to say
-}
+Engine::~Engine() { clear(); }
 
 void Engine::close() {
   if (handle_ == nullptr) return;
   osp_engine_t handle = std::exchange(handle_, nullptr);
-  call([&] { return osp_engine_destroy(handle); });
+  try {
+    call([&] { return osp_engine_destroy(handle); });
+  } catch (...) {
+    forget_callbacks();
+    throw;
+  }
+  forget_callbacks();
+}
+
+int Engine::visit(visitproc visit, void* arg) const {
+  Py_VISIT(log_.ptr());
+  Py_VISIT(progress_.ptr());
+  return 0;
+}
+
+void Engine::clear() noexcept {
+  if (handle_ == nullptr) return;
+  osp_engine_t handle = std::exchange(handle_, nullptr);
+  {
+    nb::gil_scoped_release unlocked;
+    osp_engine_destroy(handle);  // what it has met was the last call's to say
+  }
+  forget_callbacks();
+}
+
+// Once the engine is destroyed: its threads call them until then.
+void Engine::forget_callbacks() {
+  log_.reset();
+  progress_.reset();
 }
 
 void Engine::on_log(void* self, osp_log_level_t level, const char* message) {

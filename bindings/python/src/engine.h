@@ -52,6 +52,9 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   void close();
+  /// For the garbage collector: what the callbacks refer to may refer to the engine.
+  int visit(visitproc visit, void* arg) const;
+  void clear() noexcept;
   bool closed() const { return handle_ == nullptr; }
   osp_engine_t handle() const { return handle_; }
   /// Throws TypeError for an array of a GPU where the engine computes on the host.
@@ -89,6 +92,8 @@ class Engine {
  private:
   static void on_log(void* self, osp_log_level_t level, const char* message);
   static int on_progress(void* self, const char* what, double fraction);
+
+  void forget_callbacks();
 
   osp_engine_t handle_ = nullptr;
   bool on_host_ = false;  ///< as the caller said; otherwise the engine knows

@@ -58,6 +58,20 @@ void create(Engine* self, const std::string& configuration, uint32_t rank, uint3
   new (self) Engine(configuration, arguments, std::move(log), std::move(progress));
 }
 
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<Engine>(self)->visit(visit, arg) : 0;
+}
+
+int clear(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<Engine>(self)->clear();
+  return 0;
+}
+
+PyType_Slot engine_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                              {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                              {0, nullptr}};
+
 void define_setup(nb::class_<Engine>& engine) {
   engine
       .def("__init__", create, "configuration"_a = "", nb::kw_only(), "rank"_a = 0,
@@ -259,6 +273,7 @@ void define_activations(nb::class_<Engine>& engine) {
 void define_engine(nb::module_& module) {
   define_tensor_spec(module);
   nb::class_<Engine> engine(module, "Engine", nb::is_weak_referenceable(),
+                            nb::type_slots(engine_slots),
                             "Keeps a model's state in device memory, host memory and on NVMe, "
                             "brings layers to where they are computed with, and updates them.");
   define_setup(engine);

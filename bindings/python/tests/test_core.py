@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import inspect
 import logging
 import re
+import subprocess
+import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import pytest
 
 import overspill
 from overspill import _core
+from overspill.config import load_config
 
 SMALL = {"precision": "float32", "offload": {"device_memory": "16MiB", "host_memory": "16MiB"}}
 
@@ -111,6 +116,21 @@ def test_a_wrong_key_is_named() -> None:
     assert caught.value.status == overspill.Status.INVALID_CONFIG
 
 
+def test_yaml_numbers_are_read_as_the_engine_reads_them(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "precision: float32\nadam_epsilon: 1e-8\nlearning_rate: 2E+3\nmax_grad_norm: -.5e1\n"
+        "weight_decay: 1.e-1\nname: 1e-8x\nsteps: 10\n"
+    )
+    assert load_config(file) == {
+        "precision": "float32", "adam_epsilon": 1e-8, "learning_rate": 2000.0,
+        "max_grad_norm": -5.0, "weight_decay": 0.1, "name": "1e-8x", "steps": 10,
+    }  # fmt: skip
+    file.write_text("precision: float32\nadam_epsilon: 1e-8\noffload: {host_memory: 16MiB}\n")
+    overspill.Engine(file).close()
+
+
 def test_arrays_of_other_types_are_refused() -> None:
     with filled() as engine:
         with pytest.raises(TypeError, match="float32"):
@@ -158,6 +178,7 @@ def test_progress_can_end_a_load(tmp_path: Path) -> None:
         return len(seen) > 3  # the second load is ended
 
     engine = filled(progress=progress)
+    seen.clear()  # of the first tensor that was written, before which all are initialised
     engine.load_weights(str(tmp_path))
     assert np.array_equal(engine.read("first.bias"), np.ones(8))
     assert seen and all(0 <= fraction <= 1 for fraction in seen)
@@ -166,6 +187,48 @@ def test_progress_can_end_a_load(tmp_path: Path) -> None:
         engine.load_weights(str(tmp_path))
     assert caught.value.status == overspill.Status.CANCELLED
     engine.close()
+
+
+class Trainer:
+    """Gives its engine a callback of its own: a cycle."""
+
+    def __init__(self) -> None:
+        self.engine = filled(progress=self.report)
+
+    def report(self, what: str, fraction: float) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_engine_in_a_cycle_with_its_callback_is_collected(closed: bool) -> None:
+    trainer = Trainer()
+    if closed:
+        trainer.engine.close()
+    engine, owner = weakref.ref(trainer.engine), weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    assert engine() is None and owner() is None
+
+
+ENDING = """
+import overspill
+
+class Failing(overspill.Engine):
+    def close(self):
+        super().close()
+        print("closed", flush=True)
+        raise overspill.Error("the drive is gone")
+
+engines = [Failing({"offload": {"host_memory": "16MiB"}}) for _ in range(3)]
+"""
+
+
+def test_all_engines_are_closed_at_the_interpreters_end(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", ENDING], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert result.stdout.count("closed") == 3, result.stderr
+    assert result.stderr.count("the drive is gone") == 3
 
 
 def test_lines_go_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +157,42 @@ def test_bad_json_and_bad_utf8(
     for name, expected in (("bad.jsonl", "bad.jsonl:2"), ("bad.txt", "byte 3")):
         assert run(tmp_path, tmp_path / "out", "--tokenizer", data, name=name) == 1
         assert expected in capsys.readouterr().err
+
+
+def test_a_template_that_cannot_be_made_ends_several_processes_too(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.jinja"
+    broken.write_text("{% for message in messages %}")
+    for template in ("no-such-name", broken):
+        assert run(data, tmp_path / "out", "--template", template, "-j", 2) == 1
+        assert str(template) in capsys.readouterr().err
+
+
+def kill_a_worker() -> None:
+    """As the kernel does to the largest process when memory runs out."""
+    while True:
+        for child in multiprocessing.active_children():
+            try:
+                os.kill(child.pid or 0, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            return
+        time.sleep(0.01)
+
+
+def test_a_process_that_is_killed_ends_the_preparation(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = json.dumps({"text": "hello world " * 4000}) + "\n"
+    (tmp_path / "large.jsonl").write_text(record * 256)
+    killer = threading.Thread(target=kill_a_worker, daemon=True)
+    killer.start()
+    options = ["--tokenizer", data, "--packing", "stream", "-j", 2]
+    assert run(tmp_path, tmp_path / "out", *options, name="large.jsonl") == 1
+    killer.join()
+    assert "killed" in capsys.readouterr().err
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_a_sentencepiece_model_says_how_to_convert_it(

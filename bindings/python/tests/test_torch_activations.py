@@ -210,6 +210,40 @@ def test_memory_that_was_written_again_is_saved_again(tmp_path: Path) -> None:
     assert norm(tmp_path / "a", 8) == norm(tmp_path / "b", 0)
 
 
+def test_memory_that_others_write_is_saved_again(tmp_path: Path) -> None:
+    def norm(folder: Path, host: int) -> float:
+        model, optimizer = wrap(Chain(3), folder, host=host)
+        buffer = rows(1).numpy()
+        x = torch.from_numpy(buffer)
+        earlier = model(x)  # noqa: F841  a graph that is still there
+        buffer[:] = rows(2).numpy()  # PyTorch's version stays
+        model(x).backward()
+        optimizer.step()
+        result = optimizer.result().gradient_norm
+        optimizer.close()
+        return result  # type: ignore[no-any-return]
+
+    assert norm(tmp_path / "a", 8) == norm(tmp_path / "b", 0)
+
+
+def test_a_batch_that_is_used_twice_in_a_forward_is_saved_once(tmp_path: Path) -> None:
+    model, optimizer = wrap(Twice(), tmp_path, host=8)
+    for number in range(2):
+        model(rows(number)).backward()
+        optimizer.step()
+    assert counts(optimizer) == (2, 0)
+    optimizer.close()
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.layers[0](x) + self.layers[1](x)).mean()
+
+
 def test_full_stores_are_the_engines_error(tmp_path: Path) -> None:
     model, optimizer = wrap(Chain(3), tmp_path, host=2)
     with pytest.raises(overspill.Error, match="raise activation_host_bytes") as caught:

@@ -9,7 +9,10 @@ import itertools
 import multiprocessing
 import os
 import tempfile
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,28 +117,37 @@ def _batches(options: PrepareOptions) -> Iterator[Batch]:
 
 def _encode_all(options: PrepareOptions) -> Iterator[Encoded]:
     """In input order. At most a few batches a process are under way, however long the input."""
+    encoder = _make_encoder(options)  # here as well, where its errors are the caller's
     if options.processes == 1:
-        encoder = _make_encoder(options)
         for batch in _batches(options):
             yield _encode_batch(encoder, options.records, batch)
         return
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the processes are the parallelism
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(options.processes, _Worker.start, (options,)) as pool:
-        pending: list[Any] = []
+    pool = ProcessPoolExecutor(
+        options.processes, multiprocessing.get_context("spawn"), _Worker.start, (options,)
+    )
+    try:
+        pending: deque[Future[Encoded | PrepareError]] = deque()
         for batch in _batches(options):
-            pending.append(pool.apply_async(_Worker.run, (batch,)))
+            pending.append(pool.submit(_Worker.run, batch))
             if len(pending) >= 4 * options.processes:
-                yield _result_of(pending.pop(0))
-        for result in pending:
-            yield _result_of(result)
+                yield _result_of(pending.popleft())
+        while pending:
+            yield _result_of(pending.popleft())
+    except BrokenProcessPool as error:
+        raise PrepareError(
+            f"one of the {options.processes} processes that encode was killed, most often because "
+            f"memory ran out, or could not start; use fewer with -j, and look into the system's log"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _result_of(result: Any) -> Encoded:
-    value = result.get()
+def _result_of(result: Future[Encoded | PrepareError]) -> Encoded:
+    value = result.result()
     if isinstance(value, PrepareError):
         raise value
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _fill_spool(options: PrepareOptions, spool: Spool) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..engine import Engine
+from .saved import SavedTensor, save
 
 SMALLEST_BYTES = 64 << 10  # smaller ones stay: a call costs more than they do
 _AHEAD = 8  # storages that are fetched before they are wanted
@@ -26,12 +27,13 @@ class _Stored:
     """A storage that is in the engine, or has come back from there."""
 
     def __init__(
-        self, storage: torch.UntypedStorage, version: int, number: int, place: int,
+        self, storage: torch.UntypedStorage, version: int, forward: int, number: int, place: int,
         dropped: deque[tuple[int, int | None, int]],
     ) -> None:  # fmt: skip
         self.source = StorageWeakRef(storage)  # keeps its key from being another storage's
         self.key = int(storage._cdata)
         self.version = version
+        self.forward = forward  # in which it was saved
         self.nbytes = int(storage.nbytes())
         self.number: int | None = number  # the engine's, until it comes back
         self.place = place  # in the order of saving
@@ -71,26 +73,32 @@ class Activations:
         self._by_place: dict[int, weakref.ref[_Stored]] = {}
         self._dropped: deque[tuple[int, int | None, int]] = deque()
         self._next_place = 0
+        self._forward = 0
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
         """Names tensors whose memory stays in use all the same: a model's buffers."""
         self._kept = {storage.data_ptr() for t in tensors if (storage := _storage_of(t))}
 
-    def pack(self, tensor: torch.Tensor) -> _View | torch.Tensor:
+    def begin_forward(self) -> None:
+        """A forward of the whole model begins."""
+        with self._lock:
+            self._forward += 1
+
+    def pack(self, tensor: torch.Tensor) -> _View | SavedTensor:
         """What autograd keeps; throws the engine's Error(DOES_NOT_FIT) when its stores are full."""
         storage = _storage_of(tensor)
         if storage is None or not self._moves(tensor, storage):
-            return tensor.detach()  # its own output would keep the graph alive for ever
+            return save(tensor)
         with self._lock:
             self._discard_dropped()
-            stored = self._find(storage, tensor._version) or self._save(storage, tensor._version)
+            stored = self._find(storage, tensor) or self._save(storage, tensor._version)
         return _View(
             stored, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset())
         )
 
-    def unpack(self, saved: _View | torch.Tensor) -> torch.Tensor:
-        if isinstance(saved, torch.Tensor):
-            return saved
+    def unpack(self, saved: _View | SavedTensor) -> torch.Tensor:
+        if isinstance(saved, SavedTensor):
+            return saved.get()
         with self._lock:
             storage = saved.stored.restored
             if storage is None:
@@ -110,16 +118,18 @@ class Activations:
         # A small part of what is not the graph's, such as a batch of a whole data set.
         return 2 * tensor.numel() * tensor.element_size() >= storage.nbytes()
 
-    def _find(self, storage: torch.UntypedStorage, version: int) -> _Stored | None:
+    def _find(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> _Stored | None:
         reference = self._by_storage.get(int(storage._cdata))
         stored = reference() if reference is not None else None
-        if stored is None or stored.version != version or stored.nbytes != storage.nbytes():
+        if stored is None or stored.version != tensor._version:
             return None
-        return stored
+        # What is not a graph's may be filled anew by others than PyTorch, which counts no version.
+        same = tensor.requires_grad or stored.forward == self._forward
+        return stored if same and stored.nbytes == storage.nbytes() else None
 
     def _save(self, storage: torch.UntypedStorage, version: int) -> _Stored:
         number = self._engine.save_activation(self._bytes_of(storage), self._stream())
-        stored = _Stored(storage, version, number, self._next_place, self._dropped)
+        stored = _Stored(storage, version, self._forward, number, self._next_place, self._dropped)
         self._next_place += 1
         self._by_storage[stored.key] = self._by_place[stored.place] = weakref.ref(stored)
         return stored

@@ -26,6 +26,7 @@ def _saving(pager: Pager) -> saved_tensors_hooks:
     where there are none, to the engine. What a backward computes again stays: it is wanted soon."""
     outer_pack, outer_unpack = _outer_hooks() or (None, None)
     if outer_pack is None and pager.activations and torch._C._current_graph_task_id() == -1:
+        pager.activations.begin_forward()
         outer_pack, outer_unpack = pager.activations.pack, pager.activations.unpack
     return saved_tensors_hooks(
         untraced(lambda tensor: pager.pack(tensor, outer_pack)),
@@ -33,8 +34,8 @@ def _saving(pager: Pager) -> saved_tensors_hooks:
     )
 
 
-class _Forward:
-    """One call of a module, between its two hooks."""
+class Forward:
+    """One call of a module, between its two hooks, or any other use of weights while it lasts."""
 
     def __init__(self, pager: Pager, layers: list[Layer]) -> None:
         self._pager = pager
@@ -42,6 +43,7 @@ class _Forward:
         self._saved: saved_tensors_hooks | None = None
         self._cache_enabled = torch.is_autocast_cache_enabled()
         try:
+            pager.leave_backward()
             for layer in layers:
                 pager.hold(layer)
                 self._held.append(layer)
@@ -61,9 +63,11 @@ class _Forward:
         self._release()
 
     def _release(self) -> None:
-        for layer in reversed(self._held):
-            self._pager.release(layer)
-        self._held.clear()
+        if self._held:
+            try:
+                self._pager.release(self._held.pop())
+            finally:
+                self._release()
 
 
 def _nodes_of(output: Any) -> list[torch.autograd.graph.Node]:
@@ -79,10 +83,10 @@ def _nodes_of(output: Any) -> list[torch.autograd.graph.Node]:
 
 def hook_forward(group: Group, layers: list[Layer], pager: Pager) -> None:
     """Holds `layers` while the group's module computes, in recomputation as well."""
-    calls: list[_Forward] = []  # a module that calls itself has several
+    calls: list[Forward] = []  # a module that calls itself has several
 
     def begin(*_: Any) -> None:
-        calls.append(_Forward(pager, layers))
+        calls.append(Forward(pager, layers))
 
     def end(_: nn.Module, __: Any, output: Any) -> None:
         if not calls:
@@ -139,35 +143,58 @@ def hook_gradient(parameter: nn.Parameter, managed: ManagedParameter, optimizer:
     parameter.register_post_accumulate_grad_hook(untraced(accumulated))
 
 
+def _fits(value: Any, shape: list[int]) -> bool:
+    """Whether PyTorch copies it to a parameter of the shape; a scalar may come as a vector."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    return list(value.shape) == shape or (not shape and value.dim() == 1)
+
+
 def hook_state_dict(module: nn.Module, pager: Pager) -> None:
     """state_dict has the engine's values, and load_state_dict sets them, a module at a time."""
 
-    def managed_of(prefix: str) -> dict[str, Any]:
-        own = module.named_parameters(recurse=False, remove_duplicate=False)
-        return {prefix + name: pager.managed(parameter) for name, parameter in own}
+    own = module.named_parameters(recurse=False, remove_duplicate=False)
+    owned = {name: m for name, p in own if (m := pager.managed(p)) is not None}
 
     def saving(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
-        for key, managed in managed_of(prefix).items():
-            if managed is not None and key in state:
+        pager.leave_backward()
+        for name, managed in owned.items():
+            if prefix + name in state:
                 values = torch.empty(managed.shape, dtype=managed.parameter.dtype)
                 pager.engine.read_tensor(managed.name, values)
-                state[key] = values
+                state[prefix + name] = values
 
-    def loading(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
-        for key, managed in managed_of(prefix).items():
-            if managed is not None and key in state:
-                managed.parameter.data = torch.empty(
-                    managed.shape, dtype=managed.parameter.dtype, device=pager.device
+    def loading(_: nn.Module, state: dict[str, Any], prefix: str, local: Any, *__: Any) -> None:
+        if local.pop("assign_to_params_buffers", False):  # it would stay in the caller's dict
+            raise RuntimeError(
+                "load_state_dict(assign=True) would give the model parameters that the engine does "
+                "not know; leave assign out, which copies the values to the engine"
+            )
+        pager.leave_backward()
+        for name, managed in owned.items():
+            parameter = managed.parameter
+            if module._parameters.get(name) is not parameter:
+                raise RuntimeError(
+                    f"{prefix}{name} is not the parameter that overspill.torch.wrap took, so it is "
+                    f"not trained; change the model before wrap"
                 )
-                loaded.append(managed)
+            # PyTorch itself names keys that are missing and shapes that differ.
+            if prefix + name in state and _fits(state[prefix + name], managed.shape):
+                parameter.data = torch.empty(
+                    managed.shape, dtype=parameter.dtype, device=pager.device
+                )
+                loaded.append((managed, parameter._version))
 
     def writing(*_: Any) -> None:
-        for managed in loaded:
-            pager.engine.write_tensor(managed.name, managed.parameter.data.cpu())
-            managed.parameter.data = pager.placeholder(managed)
+        for managed, version in loaded:
+            if managed.parameter._version != version:  # or else PyTorch could not copy the values
+                pager.engine.write_tensor(managed.name, managed.parameter.data.cpu())
+                managed.updates += 1
+            managed.nan = None  # it may have been written to
+            pager.take_away(managed)
         loaded.clear()
 
-    loaded: list[Any] = []
+    loaded: list[tuple[ManagedParameter, int]] = []
     module.register_state_dict_post_hook(saving)
     module.register_load_state_dict_pre_hook(loading)
     module.register_load_state_dict_post_hook(writing)

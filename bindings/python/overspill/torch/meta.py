@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -13,19 +13,30 @@ def is_meta(model: nn.Module) -> bool:
 
 
 def replace_meta_parameters(
-    model: nn.Module, placeholder: Callable[[nn.Parameter], torch.Tensor]
-) -> None:
-    """Puts a parameter of the device in each meta parameter's place; ties stay ties."""
+    model: nn.Module, device: torch.device
+) -> dict[nn.Parameter, nn.Parameter]:
+    """Puts a parameter of the device, NaN and without memory, in each meta parameter's place; ties
+    stay ties. Gives what stands for which."""
     replaced: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if not parameter.is_meta:
                 continue
             if parameter not in replaced:
+                nan = torch.full((), float("nan"), dtype=parameter.dtype, device=device)
                 replaced[parameter] = nn.Parameter(
-                    placeholder(parameter), requires_grad=parameter.requires_grad
+                    nan.expand(parameter.shape), requires_grad=parameter.requires_grad
                 )
             module._parameters[name] = replaced[parameter]
+    return replaced
+
+
+def put_back(model: nn.Module, replaced: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    """Undoes replace_meta_parameters: a placeholder looks like a parameter with values."""
+    meta = {new: old for old, new in replaced.items()}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            module._parameters[name] = meta.get(parameter, parameter)
 
 
 def make_meta_buffers(model: nn.Module, device: torch.device) -> None:

@@ -9,10 +9,21 @@ from typing import Any
 
 import torch
 
-from .. import Plan, Statistics, StepResult
+from .. import Error, Plan, Statistics, Status, StepResult
 from ..engine import Engine
 from .grad_scaler import NOT_PASSED, check_scaler, tell_scaler
 from .pager import ManagedParameter, Pager
+
+USED_TWICE = (
+    "Where a forward uses a block more than once, reentrant checkpointing gives its gradients in "
+    "parts: use checkpoint(..., use_reentrant=False)"
+)
+
+
+def _error(status: Status, text: str) -> Error:
+    error = Error(text)
+    error.status = status
+    return error
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -43,6 +54,7 @@ class Optimizer(torch.optim.Optimizer):
         self._world_size = world_size
         self._begun = False
         self._pending = 0  # gradients since the last step
+        self._submitted: set[int] = set()  # their layers
         self._loss_scale = 1.0
 
     def submit(self, managed: ManagedParameter, gradient: torch.Tensor) -> None:
@@ -53,9 +65,16 @@ class Optimizer(torch.optim.Optimizer):
             )
             self._begun = True
         self._pending += 1
+        self._submitted.add(managed.layer)
         if self._world_size > 1:  # the engine adds up; PyTorch's ranks take the mean
             gradient = gradient / self._world_size
-        self.engine.submit_gradient(managed.layer, managed.index, gradient, self._pager.stream())
+        stream = self._pager.stream()
+        try:
+            self.engine.submit_gradient(managed.layer, managed.index, gradient, stream)
+        except Error as error:
+            if error.status == Status.GRADIENT_COMPLETE:
+                raise _error(error.status, f"{error}. {USED_TWICE}") from error
+            raise
 
     def _rates(self) -> list[float]:
         return [float(group["lr"]) for group in self.param_groups]
@@ -93,6 +112,7 @@ class Optimizer(torch.optim.Optimizer):
             scale *= grad_scaler.get_scale()
         elif hasattr(self, "found_inf"):
             raise RuntimeError(NOT_PASSED)
+        self._pager.leave_backward()
         stepped = self._begun or self._pending > 0
         if self._begun:
             self.engine.step_end()
@@ -100,8 +120,13 @@ class Optimizer(torch.optim.Optimizer):
             self.engine.step(learning_rates=self._rates(), loss_scale=scale, allow_missing=True)
         self._begun = False
         self._pending = 0
+        skipped = False
         if grad_scaler is not None:
-            tell_scaler(grad_scaler, self, skipped=stepped and self.result().skipped)
+            skipped = stepped and self.result().skipped
+            tell_scaler(grad_scaler, self, skipped=skipped)
+        if not skipped:
+            self._pager.count_updates(self._pager.layers[number] for number in self._submitted)
+        self._submitted.clear()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -141,6 +166,7 @@ class Optimizer(torch.optim.Optimizer):
         `user_state` is any JSON value, such as a scheduler's state_dict or the data's place. With
         `wait` false the files are written while training goes on; the next save waits for them.
         """
+        self._require_whole_step("save", "a checkpoint has no gradients; call step() first")
         state = {"groups": [self._group_state(group) for group in self.param_groups]}
         text = json.dumps({**state, "user_state": user_state})
         self.engine.save_checkpoint(
@@ -151,14 +177,19 @@ class Optimizer(torch.optim.Optimizer):
 
     def load(self, directory: str | os.PathLike[str]) -> Any:
         """Goes on from a checkpoint, bit for bit; gives its `user_state`."""
+        self._require_whole_step("load", "call step() first, whose update the checkpoint replaces")
         self.engine.load_checkpoint(os.fspath(directory))
-        self._begun = False
-        self._pending = 0
+        self._pager.count_updates(self._pager.layers)
         text = self.engine.user_state
         state = json.loads(text) if text else {}
         for group, saved in zip(self.param_groups, state.get("groups", []), strict=False):
             group.update(saved)
         return state.get("user_state")
+
+    def _require_whole_step(self, call: str, cure: str) -> None:
+        self._pager.leave_backward()
+        if self._pending:
+            raise _error(Status.LAYERS_HELD, f"{call} between a backward and its step: {cure}")
 
     @staticmethod
     def _group_state(group: dict[str, Any]) -> dict[str, Any]:
@@ -167,4 +198,4 @@ class Optimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Frees the engine; the model cannot be used from then on."""
-        self.engine.close()
+        self._pager.close()

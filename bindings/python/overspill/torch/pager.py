@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from .. import _core
 from ..engine import Engine
 from .activations import Activations
 from .devices import stream_of
+from .saved import changed_in_place, save
 
 WINDOW_LAYERS = 2  # of the backward: one whose gradients are computed, and the one that follows
 
@@ -34,6 +35,9 @@ class ManagedParameter:
     layer: int
     index: int
     shape: list[int]
+    updates: int = 0  # how often its values have changed
+    version: int = 0  # PyTorch's, when its layer was brought in or left last
+    nan: torch.Tensor | None = None  # what it points to while its layer is not here
 
 
 @dataclass
@@ -61,6 +65,7 @@ class _SavedWeight:
     stride: tuple[int, ...]
     offset: int | torch.SymInt
     cast: torch.dtype | None
+    updates: int
 
 
 class Pager:
@@ -83,8 +88,8 @@ class Pager:
         self._views: dict[tuple[int, int, int], torch.Tensor] = {}
         self._window: list[Layer] = []
         self._current: list[Layer] = []  # whose backward has begun last
-        self._callback_queued = False
-        self._nan = torch.full((), float("nan"), dtype=dtype, device=device)
+        self._tasks: set[int] = set()  # backwards whose end calls _end_task, unless they throw
+        self._dtype = dtype
 
     def add_layer(self, layer: Layer) -> None:
         self.layers.append(layer)
@@ -94,9 +99,29 @@ class Pager:
     def managed(self, parameter: torch.nn.Parameter) -> ManagedParameter | None:
         return self._by_parameter.get(parameter)
 
-    def placeholder(self, managed: ManagedParameter) -> torch.Tensor:
-        """NaN in the parameter's shape: a use without its layer shows in the loss at once."""
-        return self._nan.expand(managed.shape)
+    def take_away(self, managed: ManagedParameter) -> None:
+        """Leaves NaN in the parameter's shape: a use without its layer shows in the loss at once.
+        Each has its own, so that writing to one shows in no other."""
+        if managed.nan is None:
+            nan = torch.full((), float("nan"), dtype=self._dtype, device=self.device)
+            managed.nan = nan.expand(managed.shape)
+        managed.parameter.data = managed.nan
+        managed.parameter.overspill_name = managed.name  # type: ignore[attr-defined]
+        managed.version = managed.parameter._version
+
+    def _require_untouched(self, layer: Layer) -> None:
+        for managed in layer.parameters:
+            parameter, nan = managed.parameter, managed.nan
+            assert nan is not None
+            same = parameter.data_ptr() == nan.data_ptr() and parameter._version == managed.version
+            if same and (self.device.type != "cpu" or bool(nan.as_strided((), ()).isnan())):
+                continue
+            managed.nan = None
+            self.take_away(managed)
+            raise RuntimeError(
+                f"{managed.name} was written to while its layer was not here, and the engine has "
+                f"not got these values; use load_state_dict or engine.write_tensor"
+            )
 
     def stream(self) -> int:
         return stream_of(self.device)
@@ -108,6 +133,7 @@ class Pager:
             if layer.holds > 1:
                 return
             try:
+                self._require_untouched(layer)
                 self._trim_window()
                 addresses = self.engine.acquire(layer.number, self.stream())
             except BaseException:
@@ -121,18 +147,44 @@ class Pager:
                 layer.parameters, addresses, layer.views, strict=True
             ):
                 managed.parameter.data = view
+                managed.version = managed.parameter._version
                 self._by_address[address] = managed
 
     def release(self, layer: Layer) -> None:
         with self._lock:
             layer.holds -= 1
-            if layer.holds > 0:
+            if layer.holds > 0 or self.engine.closed:
                 return
+            changed = [m.name for m in layer.parameters if m.parameter._version != m.version]
             for managed, view in zip(layer.parameters, layer.views, strict=True):
-                managed.parameter.data = self.placeholder(managed)
+                self.take_away(managed)
                 self._by_address.pop(view.data_ptr(), None)
             layer.views = []
             self.engine.release(layer.number, self.stream())
+        if changed:
+            raise RuntimeError(
+                f"{', '.join(changed)} was changed in place while its layer was here, and the "
+                f"engine does not take such changes; use engine.write_tensor or load_state_dict, "
+                f"or make it a buffer"
+            )
+
+    def count_updates(self, layers: Iterable[Layer]) -> None:
+        """Trained parameters of these have other values from now on."""
+        for layer in layers:
+            for managed in layer.parameters:
+                managed.updates += managed.parameter.requires_grad
+
+    def close(self) -> None:
+        """Frees the engine, whose memory no parameter points to from then on."""
+        self.leave_backward()
+        with self._lock:
+            for layer in self.layers:
+                layer.views = []
+                for managed in layer.parameters:
+                    self.take_away(managed)
+            self._by_address.clear()
+            self._views.clear()
+            self.engine.close()
 
     def _view(self, managed: ManagedParameter, address: int) -> torch.Tensor:
         """The same tensor object for the same slot: slots are reused for as long as a run lasts."""
@@ -153,47 +205,61 @@ class Pager:
 
     def pack(self, tensor: torch.Tensor, outer: Callable[[Any], Any] | None) -> Any:
         """What is kept of a tensor for the backward: a weight's place, or the tensor itself."""
-        saved = self._describe(tensor)
-        if saved is not None:
-            return saved
-        # Not the tensor itself, which would keep the graph that made it alive for ever.
-        return tensor.detach() if outer is None else outer(tensor)
-
-    def _describe(self, tensor: torch.Tensor) -> _SavedWeight | None:
-        cast = None
         managed = self._by_address.get(_storage_address(tensor))
-        if managed is None:
+        if managed is not None and _is_plain_view(tensor, managed.parameter.dtype):
+            return _describe(tensor, managed, None)
+        if managed is not None:  # its memory will be another weight's
+            tensor = tensor.detach().clone()
+        else:
             managed = self._cast_weight(tensor)
-            if managed is None:
-                return None
-            cast = tensor.dtype
-        return _SavedWeight(managed, tensor.size(), tensor.stride(), tensor.storage_offset(), cast)
+            if managed is not None:
+                return _describe(tensor, managed, tensor.dtype)
+        return save(tensor) if outer is None else outer(tensor)
 
     def _cast_weight(self, tensor: torch.Tensor) -> ManagedParameter | None:
         """The weight that autocast converted to make this tensor, or the tensor it views."""
+        if not torch.is_autocast_enabled(self.device.type) or tensor._version > 0:
+            return None  # a copy of the model's own, which may have changed it
         base = tensor if tensor._base is None else tensor._base
         node = base.grad_fn
         if node is None or node.name() != "ToCopyBackward0" or not base.is_contiguous():
             return None
         source = getattr(node.next_functions[0][0], "variable", None)
         managed = self._by_parameter.get(source) if source is not None else None
-        same = managed is not None and list(base.shape) == managed.shape
+        if managed is None or base.dtype == managed.parameter.dtype:
+            return None
+        same = list(base.shape) == managed.shape and _is_plain_view(tensor, base.dtype)
         return managed if same else None
 
     def unpack(self, saved: Any, outer: Callable[[Any], Any] | None) -> torch.Tensor:
         """The tensor, for a computation of the backward; brings its layer in first."""
         if not isinstance(saved, _SavedWeight):
-            tensor: torch.Tensor = saved if outer is None else outer(saved)
+            tensor: torch.Tensor = saved.get() if outer is None else outer(saved)
             return tensor
+        if saved.updates != saved.parameter.updates:
+            raise changed_in_place(
+                f"{saved.parameter.name} was updated after the forward that used it; call "
+                f"backward before the optimizer's step, or the forward again"
+            )
         layer = self.layers[saved.parameter.layer]
         with self._lock:
+            if torch._C._current_graph_task_id() == -1:  # somebody looks at a node's saved tensors
+                self.hold(layer)
+                try:
+                    return self._find(saved, layer).clone()
+                finally:
+                    self.release(layer)
             self._hold_in_window(layer)
-            base = layer.views[saved.parameter.index]
-            if saved.cast is not None:
-                return base.to(saved.cast).as_strided(saved.size, saved.stride, saved.offset)
-            view = base.as_strided(saved.size, saved.stride, saved.offset)
-            layer.unpacked.append(weakref.ref(view))
-            return view
+            found = self._find(saved, layer)
+            if saved.cast is None:
+                layer.unpacked.append(weakref.ref(found))
+            return found
+
+    def _find(self, saved: _SavedWeight, layer: Layer) -> torch.Tensor:
+        base = layer.views[saved.parameter.index]
+        if saved.cast is not None:
+            base = base.to(saved.cast)
+        return base.as_strided(saved.size, saved.stride, saved.offset)
 
     # The backward's window: layers that it has brought in and not yet left.
 
@@ -205,14 +271,15 @@ class Pager:
                 self._hold_in_window(layer)
 
     def _hold_in_window(self, layer: Layer) -> None:
+        task = torch._C._current_graph_task_id()
+        if task not in self._tasks:
+            # Before anything is held: called at the end of the whole backward, unless it throws.
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_task(task))
+            self._tasks.add(task)
         if layer in self._window:
             return
         self.hold(layer)
         self._window.append(layer)
-        if not self._callback_queued:
-            self._callback_queued = True
-            # At the end of the whole backward, as torch.nn.parallel's reducers do it.
-            torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
 
     def _trim_window(self) -> None:
         """Leaves layers that nothing computes with any more."""
@@ -222,14 +289,40 @@ class Pager:
             self._window.remove(layer)
             self.release(layer)
 
-    def end_backward(self) -> None:
+    def _end_task(self, task: int) -> None:
+        """A backward ends, perhaps inside of another, as those of reentrant checkpointing do."""
         with self._lock:
-            self._callback_queued = False
+            self._tasks.discard(task)
             self._current = []
-            for layer in self._window:
+            if not self._tasks:
+                self._end_backward()
+
+    def leave_backward(self) -> None:
+        """Leaves what a backward that threw has brought in; within a backward does nothing."""
+        if torch._C._current_graph_task_id() == -1:
+            self._end_backward()
+
+    def _end_backward(self) -> None:
+        with self._lock:
+            self._tasks.clear()
+            self._current = []
+            while self._window:
+                layer = self._window.pop()
                 layer.unpacked.clear()
                 self.release(layer)
-            self._window.clear()
+
+
+def _is_plain_view(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether size, strides and offset say all about a view, so that it can be made again."""
+    return tensor.dtype == dtype and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _describe(
+    tensor: torch.Tensor, managed: ManagedParameter, cast: torch.dtype | None
+) -> _SavedWeight:
+    return _SavedWeight(
+        managed, tensor.size(), tensor.stride(), tensor.storage_offset(), cast, managed.updates
+    )
 
 
 def _storage_address(tensor: torch.Tensor) -> int:

@@ -6,6 +6,7 @@ import os
 import socket
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 
 
@@ -31,3 +32,16 @@ def find_ranks() -> Ranks:
     address = [_free_address() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(address, src=0)
     return Ranks(dist.get_rank(), dist.get_world_size(), address[0])
+
+
+@torch.no_grad()
+def take_from_rank_zero(tensor: torch.Tensor) -> None:
+    """Gives all ranks rank 0's values, as DDP does: their own may come from another seed."""
+    values = tensor.detach()
+    if dist.get_backend() == "nccl" and values.device.type == "cpu":
+        values = values.cuda()
+    flat = values.reshape(-1)
+    dist.broadcast(flat.view(torch.uint8), src=0)  # bytes, for any type
+    given = flat.view(tensor.shape).to(tensor.device)
+    if not torch.equal(given, tensor):  # parts of it may be one memory, which takes no copy
+        tensor.detach().copy_(given)

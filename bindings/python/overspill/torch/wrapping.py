@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -17,11 +17,12 @@ from ..units import parse_bytes
 from .devices import engine_device, find_device, move_buffers
 from .grad_scaler import ignore_warning
 from .groups import Group, find_groups, is_inside
-from .hooks import hook_activations, hook_forward, hook_gradient, hook_state_dict
-from .meta import is_meta, make_meta_buffers, replace_meta_parameters
+from .hooks import Forward, hook_activations, hook_forward, hook_gradient, hook_state_dict
+from .meta import is_meta, make_meta_buffers, put_back, replace_meta_parameters
 from .optimizer import Optimizer
 from .pager import WINDOW_LAYERS, Layer, ManagedParameter, Pager
-from .ranks import find_ranks
+from .parameter_groups import make_parameter_groups
+from .ranks import Ranks, find_ranks, take_from_rank_zero
 
 _PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bf16"}
 
@@ -75,32 +76,6 @@ def _activation_bytes(
     return sizes[0], sizes[1]
 
 
-def _parameter_groups(
-    groups: list[Group], given: Iterable[dict[str, Any]] | None, keys: dict[str, Any], lr: float
-) -> list[dict[str, Any]]:
-    """PyTorch's parameter groups: as given, or one with all that trains."""
-    decay = float(keys.get("weight_decay", 0.0))
-    if given is None:
-        trainable = [p for g in groups for _, p in g.parameters if p.requires_grad]
-        return [{"params": trainable, "lr": lr, "weight_decay": decay}]
-    result = []
-    for entry in given:
-        group = {"lr": lr, "weight_decay": decay, **entry}
-        group["params"] = list(group["params"])
-        if group["weight_decay"] not in (0, 0.0, decay):
-            raise ValueError(
-                f"a parameter group has weight_decay {group['weight_decay']}: the engine knows 0 "
-                f"and the configuration's weight_decay, which is {decay}"
-            )
-        result.append(group)
-    grouped = {p for group in result for p in group["params"]}
-    for group_of in groups:
-        for _, parameter in group_of.parameters:
-            if parameter.requires_grad and parameter not in grouped:
-                parameter.requires_grad_(False)  # as any optimizer leaves what it is not given
-    return result
-
-
 def _register(
     engine: Engine, groups: list[Group], parameter_groups: list[dict[str, Any]], explicit: bool,
     rename: Callable[[str], str],
@@ -129,14 +104,21 @@ def _register(
     return layers
 
 
-def _fill(pager: Pager, weights: str | os.PathLike[str] | None) -> None:
+def _set_trained(parameters: list[tuple[nn.Parameter, bool]]) -> None:
+    for parameter, trained in parameters:
+        parameter.requires_grad_(trained)
+
+
+def _fill(pager: Pager, weights: str | os.PathLike[str] | None, ranks: Ranks) -> None:
     """Gives the engine all values, and frees the parameters' own memory one by one."""
     for layer in pager.layers:
         for managed in layer.parameters:
             parameter = managed.parameter
             if weights is None:
+                if ranks.world_size > 1:
+                    take_from_rank_zero(parameter)
                 pager.engine.write_tensor(managed.name, parameter.detach().cpu().contiguous())
-            parameter.data = pager.placeholder(managed)
+            pager.take_away(managed)
             parameter.grad = None
     if weights is not None:
         pager.engine.load_weights(os.fspath(weights))
@@ -169,7 +151,7 @@ def wrap(
     config: Config | None = None,
     *,
     lr: float | None = None,
-    params: Iterable[dict[str, Any]] | None = None,
+    params: Iterable[Any] | None = None,
     weights: str | os.PathLike[str] | None = None,
     blocks: Sequence[str] | None = None,
     device: str | torch.device | None = None,
@@ -182,8 +164,9 @@ def wrap(
 
     `config`: keys of the training file (docs/configuration.md); precision is the parameters' own.
     `lr`: the learning rate (default: the configuration's learning_rate).
-    `params`: parameter groups with `lr` and `weight_decay`; a trainable parameter that is in none
-    is frozen. Without, all that requires gradients trains, and decays from rank 2 on.
+    `params`: parameters, or groups of them with `lr` and `weight_decay`, as torch.optim takes them;
+    a trainable parameter that is in none is frozen. Without, all that requires gradients trains,
+    and decays from rank 2 on.
     `weights`: a safetensors file or a Hugging Face directory, from which the engine loads, so that
     a model on the meta device never is in memory. `rename` makes the file's names from the model's.
     `blocks`: regular expressions of the modules whose parameters come together (default: the
@@ -193,56 +176,62 @@ def wrap(
     `activation_host_bytes`, `activation_nvme_bytes`: how much of what autograd saves moves to the
     engine, in host memory and behind it on NVMe; bytes or text such as "2GiB" (default: those of
     the configuration's offload section, or 0). On top of the other budgets.
-    With torch.distributed initialised, its ranks are the engine's.
+    With torch.distributed initialised, its ranks are the engine's, and train rank 0's model.
     """
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "overspill_name"):
+            raise ValueError(
+                f"{name} has no values any more: an earlier wrap took them to its engine; build "
+                f"the model again"
+            )
     where = find_device(model, device)
     if is_meta(model) and weights is None:
         raise ValueError("the model is on the meta device: give weights=, a safetensors directory")
-    if is_meta(model):
-        make_meta_buffers(model, where)
-        nan = float("nan")
-        replace_meta_parameters(
-            model, lambda p: torch.full((), nan, dtype=p.dtype, device=where).expand(p.shape)
-        )
-    move_buffers(model, where)
-    groups = find_groups(model, blocks)
-    if not any(group.parameters for group in groups):
-        raise ValueError("the model has no parameters")
-    dtype = _dtype_of([group for group in groups if group.parameters])
-    keys = _engine_config(config, dtype)
-    host_bytes, nvme_bytes = _activation_bytes(keys, activation_host_bytes, activation_nvme_bytes)
-    rate = float(keys.pop("learning_rate", 1e-3) if lr is None else lr)
-    keys.pop("learning_rate", None)
-    parameter_groups = _parameter_groups(groups, params, keys, rate)
-    ranks = find_ranks()
-    engine = Engine(
-        keys, rank=ranks.rank, world_size=ranks.world_size, master_address=ranks.master_address,
-        device=engine_device(where),
-        held_layers=max(group.depth + len(group.shared) for group in groups) + WINDOW_LAYERS,
-        activation_host_bytes=host_bytes, activation_nvme_bytes=nvme_bytes,
-        progress=progress,
-    )  # fmt: skip
-    try:
+    with ExitStack() as undo:
+        undo.callback(_set_trained, [(p, p.requires_grad) for p in model.parameters()])
+        replaced: dict[nn.Parameter, nn.Parameter] = {}
+        if is_meta(model):
+            make_meta_buffers(model, where)
+            replaced = replace_meta_parameters(model, where)
+            undo.callback(put_back, model, replaced)
+        move_buffers(model, where)
+        groups = find_groups(model, blocks)
+        if not any(group.parameters for group in groups):
+            raise ValueError("the model has no parameters")
+        dtype = _dtype_of([group for group in groups if group.parameters])
+        keys = _engine_config(config, dtype)
+        sizes = _activation_bytes(keys, activation_host_bytes, activation_nvme_bytes)
+        rate = float(keys.pop("learning_rate", 1e-3) if lr is None else lr)
+        keys.pop("learning_rate", None)
+        parameter_groups = make_parameter_groups(groups, params, keys, rate, replaced)
+        ranks = find_ranks()
+        if ranks.world_size > 1:
+            for buffer in model.buffers():
+                take_from_rank_zero(buffer)
+        engine = Engine(
+            keys, rank=ranks.rank, world_size=ranks.world_size,
+            master_address=ranks.master_address, device=engine_device(where),
+            held_layers=max(group.depth + len(group.shared) for group in groups) + WINDOW_LAYERS,
+            activation_host_bytes=sizes[0], activation_nvme_bytes=sizes[1], progress=progress,
+        )  # fmt: skip
+        undo.callback(engine.close)
         registered = _register(
             engine, groups, parameter_groups, params is not None, rename or (lambda name: name)
         )
         plan = engine.finalize()
-        pager = Pager(engine, where, dtype, host_bytes)
+        pager = Pager(engine, where, dtype, sizes[0])
         for number, managed in enumerate(registered):
             pager.add_layer(Layer(number, managed))
             for entry in managed:  # what unfrozen_parameters does not match
                 if engine.tensor_info(entry.name).frozen:
                     entry.parameter.requires_grad_(False)
-        _fill(pager, weights)
-    except BaseException:
-        engine.close()
-        raise
-    ignore_warning()
-    in_backward = keys["offload"]["update"] == "in_backward"
-    optimizer = Optimizer(
-        [g for g in parameter_groups], {"lr": rate, "weight_decay": 0.0}, pager, plan,
-        in_backward=in_backward, world_size=ranks.world_size,
-    )  # fmt: skip
+        _fill(pager, weights, ranks)
+        ignore_warning()
+        optimizer = Optimizer(
+            parameter_groups, {"lr": rate, "weight_decay": 0.0}, pager, plan,
+            in_backward=keys["offload"]["update"] == "in_backward", world_size=ranks.world_size,
+        )  # fmt: skip
+        undo.pop_all()
     _install_hooks(groups, pager, optimizer, model)
     model.overspill_pager = pager  # type: ignore[assignment]
     return model, optimizer
@@ -251,7 +240,8 @@ def wrap(
 @contextmanager
 def hold(model: nn.Module, *modules: nn.Module) -> Iterator[None]:
     """Holds the layers of modules, or of their parameters, outside of their own forward: to look at
-    weights, or for a function that uses them directly. As many as slots allow."""
+    weights, or for a function that uses them directly. As many as slots allow. A backward of what
+    was computed inside may come after it."""
     pager: Pager = model.overspill_pager  # type: ignore[assignment]
     numbers: dict[int, None] = {}
     for module in modules:
@@ -259,12 +249,8 @@ def hold(model: nn.Module, *modules: nn.Module) -> Iterator[None]:
             managed = pager.managed(parameter)
             if managed is not None:
                 numbers[managed.layer] = None
-    held: list[Layer] = []
+    forward = Forward(pager, [pager.layers[number] for number in numbers])
     try:
-        for number in numbers:
-            pager.hold(pager.layers[number])
-            held.append(pager.layers[number])
         yield
     finally:
-        for layer in reversed(held):
-            pager.release(layer)
+        forward.end()

@@ -249,15 +249,16 @@ TEST_F(TrafficContract, NumbersReadBackToTheSameBits) {
   const TrainConfig made = config();
   const FinishedRun finished = run(made);
   std::istringstream stream(bytes_of_file(made.output_dir / "metrics.jsonl"));
-  std::string line, last;
-  for (size_t i = 0; std::getline(stream, line); ++i) {
+  std::vector<double> losses;  // by another reader than the writer's library
+  for (std::string line; std::getline(stream, line);) {
     EXPECT_EQ(Json::parse(line).dump(), line);
-    if (i == 2) last = line;
+    const size_t at = line.find("\"loss\":");
+    if (at != std::string::npos) losses.push_back(std::strtod(line.c_str() + at + 7, nullptr));
   }
-  // By another reader than the writer's library.
-  const double loss = std::strtod(last.c_str() + last.find("\"loss\":") + 7, nullptr);
-  EXPECT_EQ(std::bit_cast<uint64_t>(loss), std::bit_cast<uint64_t>(finished.report.last_loss));
-  EXPECT_NE(static_cast<double>(static_cast<float>(loss)), loss) << "a double has more digits";
+  ASSERT_EQ(losses.size(), 3u);
+  EXPECT_EQ(std::bit_cast<uint64_t>(losses[2]), std::bit_cast<uint64_t>(finished.report.last_loss));
+  const auto needs_double = [](double loss) { return static_cast<float>(loss) != loss; };
+  EXPECT_TRUE(std::ranges::any_of(losses, needs_double)) << "a double has more digits";
   EXPECT_EQ(std::bit_cast<uint64_t>(finished.final().at("first_loss").get<double>()),
             std::bit_cast<uint64_t>(finished.report.first_loss));
 }

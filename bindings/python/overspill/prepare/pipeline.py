@@ -123,24 +123,35 @@ def _encode_all(options: PrepareOptions) -> Iterator[Encoded]:
             yield _encode_batch(encoder, options.records, batch)
         return
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the processes are the parallelism
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(
         options.processes, multiprocessing.get_context("spawn"), _Worker.start, (options,)
     )
     try:
         pending: deque[Future[Encoded | PrepareError]] = deque()
         for batch in _batches(options):
-            pending.append(pool.submit(_Worker.run, batch))
+            pending.append(_submit(pool, batch))
             if len(pending) >= 4 * options.processes:
                 yield _result_of(pending.popleft())
         while pending:
             yield _result_of(pending.popleft())
     except BrokenProcessPool as error:
+        # The pool leaves out those that it was just starting, and would wait for them for ever.
+        for process in set(multiprocessing.active_children()) - others:
+            process.kill()
         raise PrepareError(
             f"one of the {options.processes} processes that encode was killed, most often because "
             f"memory ran out, or could not start; use fewer with -j, and look into the system's log"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _submit(pool: ProcessPoolExecutor, batch: Batch) -> Future[Encoded | PrepareError]:
+    try:
+        return pool.submit(_Worker.run, batch)
+    except Exception as error:  # starting processes fails in many ways where another is killed
+        raise BrokenProcessPool(str(error)) from error
 
 
 def _result_of(result: Future[Encoded | PrepareError]) -> Encoded:

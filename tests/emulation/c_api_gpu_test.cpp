@@ -155,7 +155,8 @@ TEST_F(CApiGpu, AHeldLayerIsUpdatedBehindTheStreamThatHoldsIt) {
     OSP_OK(osp_acquire(engine, kLayer, gpu.stream(0), weights, 2));
     std::byte *const copy = gpu.take(bytes), *const other = gpu.take(bytes);
     for (uint64_t step = 1; step <= 2; ++step) {
-      for (int i = 0; i < 20; ++i) gpu.device().copy_on(gpu.stream(0), other, weights[0], bytes);
+      // What the program has put there takes longer than an update.
+      for (int i = 0; i < 200; ++i) gpu.device().copy_on(gpu.stream(0), other, weights[0], bytes);
       if (step == 2) gpu.device().copy_on(gpu.stream(0), copy, weights[0], bytes);
       for (uint32_t l = 3; l-- > 0;) {
         const auto& tensors = small_layers()[l];

@@ -51,13 +51,21 @@
 #define OSP_API
 #endif
 
+/* C++ is told the type that C gives these, so that a value without a name is a mistake that can be
+ * refused, and no undefined behaviour. */
+#ifdef __cplusplus
+#define OSP_ENUM(name) enum name : unsigned int
+#else
+#define OSP_ENUM(name) enum name
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* ---- status ------------------------------------------------------------------------------- */
 
-typedef enum osp_status {
+typedef OSP_ENUM(osp_status) {
   OSP_SUCCESS = 0,
 
   /* The caller's mistakes: nothing has changed. */
@@ -107,7 +115,7 @@ OSP_API uint32_t osp_version(void);
 
 typedef struct osp_engine* osp_engine_t;
 
-typedef enum osp_log_level {
+typedef OSP_ENUM(osp_log_level) {
   OSP_LOG_DEBUG = 0,
   OSP_LOG_INFO = 1,
   OSP_LOG_WARNING = 2
@@ -124,7 +132,7 @@ typedef void (*osp_log_callback_t)(void* user, osp_log_level_t level, const char
 typedef int (*osp_progress_callback_t)(void* user, const char* what, double fraction);
 
 /* In what order a step with several micro-batches passes through the layers. */
-typedef enum osp_loop {
+typedef OSP_ENUM(osp_loop) {
   /* All layers for one micro-batch, then for the next: unfinished gradients are kept in float32
    * pages, which live where gradients do and move like them. */
   OSP_LOOP_MICRO_BATCH_MAJOR = 0,
@@ -185,7 +193,7 @@ OSP_API osp_status_t osp_engine_destroy(osp_engine_t engine);
 
 /* ---- layers ------------------------------------------------------------------------------- */
 
-typedef enum osp_dtype {
+typedef OSP_ENUM(osp_dtype) {
   OSP_DTYPE_DEFAULT = 0, /* the precision's: bf16 or float32 */
   OSP_FLOAT32 = 1,
   OSP_BFLOAT16 = 2,
@@ -250,7 +258,7 @@ typedef struct osp_plan {
  * ALREADY_FINALIZED, INVALID_CONFIG, DOES_NOT_FIT, IO, RANK_LOST. */
 OSP_API osp_status_t osp_finalize(osp_engine_t engine, osp_plan_t* plan);
 
-typedef enum osp_tier { OSP_TIER_DEVICE = 0, OSP_TIER_HOST = 1, OSP_TIER_NVME = 2 } osp_tier_t;
+typedef OSP_ENUM(osp_tier) { OSP_TIER_DEVICE = 0, OSP_TIER_HOST = 1, OSP_TIER_NVME = 2 } osp_tier_t;
 
 typedef struct osp_layer_info {
   size_t size;
@@ -523,7 +531,7 @@ OSP_API osp_status_t osp_checkpoint_user_state(osp_engine_t engine, char* text, 
 /* What each lane of the engine does: read from NVMe, write to it, copy to the device, copy from it,
  * the engine's own kernels, collectives, updates on the host. */
 #define OSP_LANES 7
-typedef enum osp_lane {
+typedef OSP_ENUM(osp_lane) {
   OSP_LANE_NVME_READ = 0,
   OSP_LANE_NVME_WRITE = 1,
   OSP_LANE_H2D = 2,

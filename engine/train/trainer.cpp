@@ -224,7 +224,8 @@ void Trainer::decide_update(StepOutcome& outcome, const StepResults& step) {
   const TrainConfig& config = setup_.config;
   const double squares = step.square_sum();
   const double trained = trained_tokens(step.losses.size());
-  outcome.loss = trained > 0 ? step.loss_sum() / trained : 0;
+  // Null in the metrics where no token is trained on.
+  outcome.loss = trained > 0 ? step.loss_sum() / trained : std::nan("");
   const StepDecision decision = decide_step(squares, step.non_finite, config.max_grad_norm);
   outcome.grad_norm = decision.grad_norm;
   if (outcome.trained_tokens == 0u) {
@@ -359,8 +360,8 @@ RunReport Trainer::run(const std::atomic<bool>& stop) {
     if (last_.program != nullptr) expectations_.learn(*last_.program, last_.trace);
     last_ = train_step();
     log_step(last_);
-    if (report_.steps++ == 0) report_.first_loss = last_.loss;
-    report_.last_loss = last_.loss;
+    if (report_.steps++ == 0 || std::isnan(report_.first_loss)) report_.first_loss = last_.loss;
+    if (last_.trained_tokens != 0u) report_.last_loss = last_.loss;
     if (eval_data_ && config.eval_steps > 0 && position_.step % config.eval_steps == 0) {
       evaluate_and_log();
       evaluated_step = position_.step;

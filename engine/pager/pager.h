@@ -151,6 +151,7 @@ class Pager {
   void evict(WeightRing::Entry& victim);
   void prefetch_next();
   void end_use(MemoryUses& uses, void* stream);
+  void call_gpu(const std::function<void()>& call);
   StreamPoints take_uses(uint32_t stored, MemoryUses& uses);
   void note_deviation(uint32_t layer, uint32_t expected);
   /// Queues the pending update of a layer that nothing has brought in this step.
@@ -161,7 +162,7 @@ class Pager {
   void require_gradient(uint32_t stored, const std::string& name) const;
   uint32_t expected_count(uint32_t stored, uint32_t tensor) const;
   void require_count(uint32_t stored, uint32_t tensor) const;
-  void require_reachable(const TensorValues& gradient, const std::string& name) const;
+  void require_reachable(const TensorValues& gradient, const std::string& name);
   void work_on_sums(Lock& lock, uint32_t stored, const std::function<void()>& work);
   void begin_adding(Lock& lock, uint32_t stored, void* stream, const std::function<void()>& check);
   void take_slot(Lock& lock, uint32_t stored, void* stream);

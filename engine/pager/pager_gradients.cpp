@@ -122,8 +122,10 @@ Pager::SumSlot& Pager::slot_of(uint32_t stored) {
 }
 
 /// A GPU adds from what it can reach.
-void Pager::require_reachable(const TensorValues& gradient, const std::string& name) const {
-  if (gpu_ == nullptr || gpu_->reaches(gradient.values)) return;
+void Pager::require_reachable(const TensorValues& gradient, const std::string& name) {
+  bool reached = gpu_ == nullptr;
+  if (!reached) call_gpu([&] { reached = gpu_->reaches(gradient.values); });
+  if (reached) return;
   refuse(
       Misuse::bad_argument,
       "a gradient of {} in memory that GPU {} does not reach; give memory of this GPU, or pinned "

@@ -180,10 +180,14 @@ StreamPoints Pager::take_uses(uint32_t stored, MemoryUses& uses) {
   return uses.take();
 }
 
-/// A GPU that fails stops the engine.
 void Pager::end_use(MemoryUses& uses, void* stream) {
+  call_gpu([&] { uses.end_on(gpu_, stream); });
+}
+
+/// A GPU that fails stops the engine.
+void Pager::call_gpu(const std::function<void()>& call) {
   try {
-    uses.end_on(gpu_, stream);
+    call();
   } catch (const Error&) {
     thread_.stop(std::current_exception());
     require_running();

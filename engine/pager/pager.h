@@ -181,11 +181,11 @@ class Pager {
   void check_rates(const StepRates& rates) const;
   void require_all_released(const char* call) const;
   /// With all layers released: nothing is queued, and all updates are applied.
-  void settle(const char* call);
+  void settle(Lock& lock, const char* call);
   void forget_weights();
   void require_weights() const;
-  void draw_weights(Lock& lock, uint64_t seed, double deviation);
-  void set_weights(Lock& lock, const std::function<void()>& task);
+  void draw_weights(uint64_t seed, double deviation);
+  void set_weights(const std::function<void()>& task);
   StreamPoints all_uses();
   const LayerTensor& checked_tensor(const std::string& name, uint64_t count, uint32_t* layer) const;
 

@@ -45,8 +45,7 @@ void Pager::require_weights() const {
 
 /// The task sets all of them, and moments; it is the first thing that is known of this state. What
 /// has come of a step's gradients was of other weights.
-void Pager::set_weights(Lock& lock, const std::function<void()>& task) {
-  wait_for_adding(lock);
+void Pager::set_weights(const std::function<void()>& task) {
   forget_weights();
   thread_.run(task);
   drop_gradients();
@@ -90,8 +89,8 @@ void Pager::load_weights(const fs::path& path) {
   require_all_released("loading weights");
   const ModelTensors tensors(path);
   check_model_tensors(layout_.model, tensors);
-  settle("loading weights");
-  set_weights(lock, [&] {
+  settle(lock, "loading weights");
+  set_weights([&] {
     overspill::load_weights(store_, tensors);
     thread_.reset({});
   });
@@ -102,12 +101,12 @@ void Pager::initialize_weights(uint64_t seed, double deviation) {
   if (!std::isfinite(deviation) || deviation < 0) {
     refuse(Misuse::bad_argument, "a deviation of {}: it is finite and not negative", deviation);
   }
-  settle("initialising weights");
-  draw_weights(lock, seed, deviation);
+  settle(lock, "initialising weights");
+  draw_weights(seed, deviation);
 }
 
-void Pager::draw_weights(Lock& lock, uint64_t seed, double deviation) {
-  set_weights(lock, [&] {
+void Pager::draw_weights(uint64_t seed, double deviation) {
+  set_weights([&] {
     layout_.model.config.initializer_range = deviation;
     overspill::initialize_weights(store_, seed);
     thread_.reset({});
@@ -118,8 +117,8 @@ void Pager::write_tensor(const std::string& name, const TensorValues& values) {
   Lock lock(mutex_);
   uint32_t layer = 0;
   const LayerTensor& tensor = checked_tensor(name, values.count, &layer);
-  settle("writing a tensor");
-  if (!weights_set_) draw_weights(lock, 0, 0);  // pages hold more than this tensor
+  settle(lock, "writing a tensor");
+  if (!weights_set_) draw_weights(0, 0);  // pages hold more than this tensor
   forget_weights();
   std::vector<float> floats(values.count);
   add_gradient(values.values, values.type, floats.data(), values.count, true);
@@ -127,10 +126,10 @@ void Pager::write_tensor(const std::string& name, const TensorValues& values) {
 }
 
 void Pager::read_tensor(const std::string& name, void* values, DType type, uint64_t count) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
   uint32_t layer = 0;
   const LayerTensor& tensor = checked_tensor(name, count, &layer);
-  settle("reading a tensor");
+  settle(lock, "reading a tensor");
   require_weights();
   forget_weights();
   std::vector<float> floats(count);
@@ -144,9 +143,9 @@ void Pager::read_tensor(const std::string& name, void* values, DType type, uint6
 }
 
 void Pager::export_weights(const fs::path& directory, const std::string& config_json) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
   const nlohmann::json config = parse_config(config_json);
-  settle("exporting weights");
+  settle(lock, "exporting weights");
   require_weights();
   forget_weights();
   thread_.run([&] {
@@ -160,10 +159,10 @@ void Pager::export_weights(const fs::path& directory, const std::string& config_
 }
 
 void Pager::save_checkpoint(const CheckpointOptions& options, const std::string& config_json) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
   const nlohmann::json config = parse_config(config_json);
   require_utf8(options.user_state);
-  settle("saving a checkpoint");
+  settle(lock, "saving a checkpoint");
   require_weights();
   forget_weights();
   save_error_ = nullptr;
@@ -206,13 +205,13 @@ void Pager::load_checkpoint(const fs::path& directory) {
   require_all_released("loading a checkpoint");
   const bool named = fs::exists(fs::symlink_status(directory / "latest"));
   const fs::path from = named ? *latest_checkpoint(directory) : directory;
-  settle("loading a checkpoint");
+  settle(lock, "loading a checkpoint");
   std::optional<Checkpoint> checkpoint;
   thread_.run([&] {
     checkpoint = open_checkpoint(from, ranks_);
     check_model_tensors(layout_.model, ModelTensors(checkpoint->directory));
   });
-  set_weights(lock, [&] {
+  set_weights([&] {
     overspill::load_checkpoint(store_, *checkpoint);
     thread_.reset(checkpoint->position);
   });

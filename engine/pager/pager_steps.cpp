@@ -122,17 +122,17 @@ void Pager::require_all_released(const char* call) const {
   }
 }
 
-/// With the lock: nobody acquires meanwhile.
-void Pager::settle(const char* call) {
-  require_running();
+/// From here on the lock is held: nobody acquires, and nobody adds to sums.
+void Pager::settle(Lock& lock, const char* call) {
+  wait_for_adding(lock);
   require_all_released(call);
   for (uint32_t l = 0; l < stored_.size(); ++l) catch_up(l);
   thread_.wait(thread_.add({.kind = Kind::task, .task = [] {}, .after = all_uses()}));
 }
 
 void Pager::flush() {
-  const Lock lock(mutex_);
-  settle("applying pending updates");
+  Lock lock(mutex_);
+  settle(lock, "applying pending updates");
 }
 
 PagerStatistics Pager::statistics() { return thread_.statistics(); }

@@ -100,6 +100,37 @@ TEST_F(CApiThreads, OneEngineIsForEveryThread) {
   OSP_OK(osp_engine_destroy(alone));
 }
 
+TEST_F(CApiThreads, WeightsAreSetWhileOthersUseLayers) {
+  osp_engine_t engine = make(configuration("gradient_accumulation_steps: 1000\n"));
+  std::atomic<bool> stop = false;
+  {
+    std::vector<std::jthread> others;
+    for (const uint32_t layer : {0u, 1u, 2u}) {
+      others.emplace_back([&, layer] {
+        const std::vector<float> values = gradient(layer, small_layers()[layer][0].count());
+        while (!stop) {
+          if (layer == 0 && osp_acquire(engine, layer, nullptr, nullptr, 0) == OSP_SUCCESS) {
+            EXPECT_EQ(osp_release(engine, layer, nullptr), OSP_SUCCESS);
+          }
+          const osp_status_t status = osp_submit_gradient(engine, layer, 0, values.data(),
+                                                          OSP_FLOAT32, values.size(), nullptr);
+          EXPECT_TRUE(status == OSP_SUCCESS || status == OSP_ERROR_GRADIENT_COMPLETE);
+        }
+      });
+    }
+    for (int i = 0; i < 400; ++i) {
+      const osp_status_t status = osp_initialize_weights(engine, 1, 0.1);
+      EXPECT_TRUE(status == OSP_SUCCESS || status == OSP_ERROR_LAYERS_HELD);
+    }
+    stop = true;
+  }
+  OSP_OK(osp_initialize_weights(engine, 7, 0.1));
+  osp_engine_t fresh = make(configuration());
+  EXPECT_EQ(read_all(engine), read_all(fresh));
+  OSP_OK(osp_engine_destroy(engine));
+  OSP_OK(osp_engine_destroy(fresh));
+}
+
 TEST_F(CApiThreads, DestroyingWaitsForNobodyAndBreaksNobody) {
   osp_engine_t engine = make(configuration());
   std::jthread other([&] {

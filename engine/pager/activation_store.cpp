@@ -124,17 +124,9 @@ std::optional<uint64_t> ActivationStore::make_room(uint64_t room, uint64_t keep)
   return at;
 }
 
-void ActivationStore::require_reachable(const void* buffer) const {
-  if (options_.gpu == nullptr || options_.gpu->reaches(buffer)) return;
-  refuse(Misuse::bad_argument,
-         "a buffer in memory that GPU {} does not reach; give memory of this GPU, or pinned host "
-         "memory",
-         options_.gpu->gpu());
-}
-
 uint64_t ActivationStore::save(const std::byte* buffer, uint64_t bytes, void* stream) {
   if (bytes == 0) refuse(Misuse::bad_argument, "an activation of no bytes");
-  require_reachable(buffer);
+  require_reachable(options_.gpu, buffer, "a buffer");
   const std::lock_guard lock(mutex_);
   const uint64_t room = bytes > host_bytes_ ? bytes : round_up(bytes, kPage);
   const std::optional<uint64_t> at = make_room(room, 0);
@@ -217,7 +209,7 @@ void ActivationStore::forget(uint64_t activation) {
 
 void ActivationStore::restore(uint64_t activation, std::byte* buffer, uint64_t bytes,
                               void* stream) {
-  require_reachable(buffer);
+  require_reachable(options_.gpu, buffer, "a buffer");
   const std::lock_guard lock(mutex_);
   Saved& saved = find(activation);
   if (saved.bytes != bytes) {

@@ -62,7 +62,6 @@ class ActivationStore {
   bool spill(Saved& saved);
   void give_back(Saved& saved);
   void take_back(bool wait);
-  void require_reachable(const void* buffer) const;
   /// False where there is no host memory for it.
   bool load(uint64_t activation, Saved& saved);
   void pass_through(const Saved& saved, std::byte* buffer, void* stream);

@@ -5,6 +5,8 @@
 #include <iterator>
 #include <utility>
 
+#include "engine/pager/misuse.h"
+
 namespace overspill {
 
 void MemoryUses::begin_on(CudaDevice* gpu, void* stream) {
@@ -29,6 +31,13 @@ StreamPoints MemoryUses::take() {
   StreamPoints points;
   for (Use& use : std::exchange(uses_, {})) points.push_back(std::move(use.end));
   return points;
+}
+
+void require_reachable(CudaDevice* gpu, const void* memory, const std::string& what) {
+  if (gpu == nullptr || gpu->reaches(memory)) return;
+  refuse(Misuse::bad_argument,
+         "{} in memory that GPU {} does not reach; give memory of this GPU, or pinned host memory",
+         what, gpu->gpu());
 }
 
 void append(StreamPoints& points, StreamPoints more) {

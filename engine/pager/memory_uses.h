@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "offload/cuda_device.h"
@@ -29,6 +30,10 @@ class MemoryUses {
   };
   std::vector<Use> uses_;  ///< one a stream
 };
+
+/// Throws MisuseError, naming what lies there, for memory that the GPU cannot use. `gpu`: null on
+/// the host, which can use all.
+void require_reachable(CudaDevice* gpu, const void* memory, const std::string& what);
 
 /// Adds the second to the first.
 void append(StreamPoints& points, StreamPoints more);

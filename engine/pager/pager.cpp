@@ -4,8 +4,6 @@
 #include <algorithm>
 
 #include "engine/base/error.h"
-#include "engine/model/cuda_model.h"
-#include "engine/model/host_state_math.h"
 #include "engine/train/rank_setup.h"
 #include "engine/train/run_setup.h"
 
@@ -44,25 +42,6 @@ Layout plan(const LayerRegistry& registry, const TrainConfig& config, const Rank
   return plan_layout(registry.shape(), options);
 }
 
-std::unique_ptr<StateMath> make_state(const ModelShape& model, std::optional<uint32_t> gpu) {
-  if (gpu) return make_cuda_state_math(model);
-  return std::make_unique<HostStateMath>(model, host_kernels());
-}
-
-std::unique_ptr<GpuGroups> make_gpu_groups(const TrainConfig& config, const Ranks& ranks,
-                                           CudaDevice* gpu, std::byte* staging) {
-  if (gpu == nullptr || ranks.size() == 1) return nullptr;
-  return std::make_unique<GpuGroups>(config, ranks, *gpu, staging);
-}
-
-PageStore::Options store_options(const OffloadConfig& offload, std::optional<uint32_t> gpu) {
-  return {.nvme_paths = offload.nvme_paths,
-          .io = offload.io,
-          .nvme_shares = offload.nvme_shares,
-          .allow_raw_devices = offload.allow_raw_devices,
-          .gpu = gpu};
-}
-
 }  // namespace
 
 Pager::Pager(LayerRegistry registry, const TrainConfig& config, const Ranks& ranks, Options options)
@@ -70,11 +49,11 @@ Pager::Pager(LayerRegistry registry, const TrainConfig& config, const Ranks& ran
       config_(with_own_devices(with_chosen_drives(config), ranks)),
       ranks_(ranks),
       options_(std::move(options)),
-      state_(make_state(registry_.shape(), options_.gpu)),
+      state_(make_state_math(registry_.shape(), options_.gpu)),
       layout_(plan(registry_, config_, ranks, options_, *state_)),
       store_(layout_, store_options(config_.offload, options_.gpu)),
       gpu_(dynamic_cast<CudaDevice*>(&store_.device())),
-      gpu_groups_(make_gpu_groups(config_, ranks, gpu_,
+      gpu_groups_(make_gpu_groups(config_, ranks, store_.device(),
                                   store_.address(layout_.scratch, state_->scratch_bytes()))),
       order_(static_cast<uint32_t>(registry_.layers().size())),
       ring_(layout_.weight_ring),

@@ -162,7 +162,6 @@ class Pager {
   void require_gradient(uint32_t stored, const std::string& name) const;
   uint32_t expected_count(uint32_t stored, uint32_t tensor) const;
   void require_count(uint32_t stored, uint32_t tensor) const;
-  void require_reachable(const TensorValues& gradient, const std::string& name);
   void work_on_sums(Lock& lock, uint32_t stored, const std::function<void()>& work);
   void begin_adding(Lock& lock, uint32_t stored, void* stream, const std::function<void()>& check);
   void take_slot(Lock& lock, uint32_t stored, void* stream);

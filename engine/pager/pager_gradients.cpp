@@ -58,7 +58,7 @@ void Pager::submit(uint32_t index, uint32_t tensor, const TensorValues& gradient
     refuse(Misuse::size_mismatch, "a gradient of {} with {} elements; it has {}", place.name,
            gradient.count, place.elements);
   }
-  require_reachable(gradient, place.name);
+  call_gpu([&] { require_reachable(gpu_, gradient.values, "a gradient of " + place.name); });
   begin_adding(lock, stored, stream, [&] {
     require_gradient(stored, place.name);
     require_count(stored, t);
@@ -84,7 +84,7 @@ void Pager::submit_flat(uint32_t index, const TensorValues& gradients, void* str
            layer.name, gradients.count, shape.padded);
   }
   const std::string name = fmt::format("layer {} \"{}\"", index, layer.name);
-  require_reachable(gradients, name);
+  call_gpu([&] { require_reachable(gpu_, gradients.values, "gradients of " + name); });
   begin_adding(lock, stored, stream, [&] {
     require_gradient(stored, name);
     for (uint32_t t = 0; t < shape.tensors.size(); ++t) {
@@ -119,18 +119,6 @@ void Pager::add_tensor(uint32_t stored, uint32_t t, bool first, const TensorValu
 /// Of a layer whose sums are in one.
 Pager::SumSlot& Pager::slot_of(uint32_t stored) {
   return *std::ranges::find(sum_slots_, stored_[stored].gradient.slot, &SumSlot::slot);
-}
-
-/// A GPU adds from what it can reach.
-void Pager::require_reachable(const TensorValues& gradient, const std::string& name) {
-  bool reached = gpu_ == nullptr;
-  if (!reached) call_gpu([&] { reached = gpu_->reaches(gradient.values); });
-  if (reached) return;
-  refuse(
-      Misuse::bad_argument,
-      "a gradient of {} in memory that GPU {} does not reach; give memory of this GPU, or pinned "
-      "host memory",
-      name, gpu_->gpu());
 }
 
 void Pager::require_count(uint32_t stored, uint32_t tensor) const {

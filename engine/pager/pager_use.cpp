@@ -188,6 +188,8 @@ void Pager::end_use(MemoryUses& uses, void* stream) {
 void Pager::call_gpu(const std::function<void()>& call) {
   try {
     call();
+  } catch (const MisuseError&) {
+    throw;
   } catch (const Error&) {
     thread_.stop(std::current_exception());
     require_running();

@@ -149,6 +149,13 @@ GpuGroups::GpuGroups(const TrainConfig& config, const Ranks& ranks, CudaDevice& 
             {.deterministic = config.deterministic_reduction, .deferred = true, .staging = place});
       }) {}
 
+std::unique_ptr<GpuGroups> make_gpu_groups(const TrainConfig& config, const Ranks& ranks,
+                                           Device& device, std::byte* staging) {
+  auto* const gpu = dynamic_cast<CudaDevice*>(&device);
+  if (gpu == nullptr || ranks.size() == 1) return nullptr;
+  return std::make_unique<GpuGroups>(config, ranks, *gpu, staging);
+}
+
 void share_state(const TrainConfig& config, const RankIdentity& rank, PlanOptions& o) {
   const uint32_t group = shard_group_size(config.zero_stage, config.hybrid_shard, rank);
   o.ranks = group;

@@ -40,6 +40,10 @@ class GpuGroups {
   Ranks::DataGroups groups_;
 };
 
+/// None of one rank, or where the device is the host.
+std::unique_ptr<GpuGroups> make_gpu_groups(const TrainConfig& config, const Ranks& ranks,
+                                           Device& device, std::byte* staging);
+
 /// Writes into the options what a rank shares, and with how many.
 void share_state(const TrainConfig& config, const RankIdentity& rank, PlanOptions& options);
 

@@ -163,6 +163,19 @@ PlanOptions planner_options(const TrainConfig& config, const ComputeNeeds& needs
 
 }  // namespace
 
+std::unique_ptr<StateMath> make_state_math(const ModelShape& model, std::optional<uint32_t> gpu) {
+  if (gpu) return make_cuda_state_math(model);
+  return std::make_unique<HostStateMath>(model, host_kernels());
+}
+
+PageStore::Options store_options(const OffloadConfig& offload, std::optional<uint32_t> gpu) {
+  return {.nvme_paths = offload.nvme_paths,
+          .io = offload.io,
+          .nvme_shares = offload.nvme_shares,
+          .allow_raw_devices = offload.allow_raw_devices,
+          .gpu = gpu};
+}
+
 PlanOptions state_options(const TrainConfig& config, const RankIdentity& rank,
                           std::optional<uint32_t> gpu, uint64_t scratch_bytes) {
   if (gpu) {
@@ -237,11 +250,6 @@ std::optional<uint32_t> chosen_gpu(const TrainConfig& config, const Ranks& ranks
   return gpu;
 }
 
-std::unique_ptr<StateMath> make_state(const RunSetup& setup) {
-  if (setup.gpu) return make_cuda_state_math(setup.model);
-  return std::make_unique<HostStateMath>(setup.model, host_kernels());
-}
-
 std::unique_ptr<Model> make_layers(const RunSetup& setup) {
   if (setup.gpu) {
     return make_cuda_model(setup.model, setup.weight_type(), setup.batch, *setup.gpu);
@@ -275,7 +283,7 @@ RunSetup::RunSetup(const TrainConfig& c, const Ranks& ranks)
       batch{c.micro_batch_size, c.sequence_len, has_documents(c)},
       gpu(chosen_gpu(config, ranks)),
       layers(make_layers(*this)),
-      state(make_state(*this)),
+      state(make_state_math(model, gpu)),
       layout(plan_alike(
           config,
           plan_options(config, model, batch, needs_of(*this, ranks.identity()), ranks.identity()),

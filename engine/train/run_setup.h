@@ -60,6 +60,11 @@ TrainConfig with_chosen_drives(TrainConfig config);
 PlanOptions state_options(const TrainConfig& config, const RankIdentity& rank,
                           std::optional<uint32_t> gpu = {}, uint64_t scratch_bytes = 0);
 
+/// Of the GPU, else of the host.
+std::unique_ptr<StateMath> make_state_math(const ModelShape& model, std::optional<uint32_t> gpu);
+
+PageStore::Options store_options(const OffloadConfig& offload, std::optional<uint32_t> gpu);
+
 /// What the planner is asked for, for one of the ranks.
 PlanOptions plan_options(const TrainConfig& config, const ModelShape& model,
                          const BatchShape& batch, const ComputeNeeds& needs,

@@ -33,15 +33,6 @@ void log_plan(const Layout& layout) {
   if (o.world() > 1) log_info("{}", describe_sharing(o));
 }
 
-PageStore::Options store_options(const RunSetup& setup) {
-  const OffloadConfig& offload = setup.config.offload;
-  return {.nvme_paths = offload.nvme_paths,
-          .io = offload.io,
-          .nvme_shares = offload.nvme_shares,
-          .allow_raw_devices = offload.allow_raw_devices,
-          .gpu = setup.gpu};
-}
-
 }  // namespace
 
 const Ranks& Trainer::alone() {
@@ -54,8 +45,9 @@ Trainer::Trainer(const TrainConfig& config, const Ranks& ranks)
       setup_(config, ranks),
       data_(open_sequences(setup_, false)),
       start_(find_start(setup_, ranks)),
-      store_(setup_.layout, store_options(setup_)),
-      gpu_groups_(make_gpu_groups()),
+      store_(setup_.layout, store_options(setup_.config.offload, setup_.gpu)),
+      gpu_groups_(make_gpu_groups(setup_.config, ranks, store_.device(),
+                                  store_.address(setup_.layout.scratch, setup_.scratch_bytes()))),
       executor_(store_, *setup_.state, setup_.layers.get(), setup_.lane_cpus(), groups()),
       expectations_(setup_.layout, setup_.config.offload.hardware_profile) {
   std::byte* const scratch = store_.address(setup_.layout.scratch);
@@ -95,13 +87,6 @@ Trainer::Trainer(const TrainConfig& config, const Ranks& ranks)
   if (ranks_.first()) remove_partial_checkpoints(config.output_dir);
   load(start_);
   start_ = {};
-}
-
-std::unique_ptr<GpuGroups> Trainer::make_gpu_groups() const {
-  if (!setup_.gpu || ranks_.size() == 1) return nullptr;
-  std::byte* const staging = store_.address(setup_.layout.scratch, setup_.scratch_bytes());
-  return std::make_unique<GpuGroups>(setup_.config, ranks_,
-                                     dynamic_cast<CudaDevice&>(store_.device()), staging);
 }
 
 void Trainer::load(const RunStart& start) {

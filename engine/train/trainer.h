@@ -60,7 +60,6 @@ class Trainer {
   };
 
   static const Ranks& alone();
-  std::unique_ptr<GpuGroups> make_gpu_groups() const;
   void load(const RunStart& start);
   /// Of this rank, and of all.
   uint64_t own_sequences_per_step() const;
